@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The "leap" attention backend for transformers: attention whose visibility comes from `Rows`.
+
+`model(rows.token, position_ids=rows.pos, leap=rows)`: transformers hands every extra keyword down to the attention
+function, so no model class is changed. Without `leap=` the backend is transformers' own SDPA.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import InputError
+from .ops import superposed_attention
+from .rows import Rows
+
+__all__ = ["NAME", "attend", "register"]
+
+NAME = "leap"
+
+# Keywords with which transformers' models change what attention computes; honoured by `Rows` or refused.
+_CHANGES_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
+
+
+@functools.cache
+def register() -> None:
+    """Make `attn_implementation="leap"` known to transformers. Calling it again does nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    # Without a mask function transformers would drop a 2-D padding mask without a word.
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    leap: Rows | None = None,
+    **other: Any,
+) -> tuple[Tensor, None]:
+    """Attention over (B, H, R, D) queries and (B, Hkv, R, D) keys and values; returns ((B, R, H, D), None).
+
+    With `leap` the rows' metadata is the whole visibility rule and `attention_mask` is not read.
+    Raises InputError for settings that the rows do not carry, and for dropout.
+    """
+    # LLaDA rotates in float32: queries and keys then arrive wider than the values.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if leap is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        out: Tensor = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
+        )[0]
+        return out, None
+    for name in _CHANGES_ATTENTION:
+        if other.get(name) is not None and not (name == "sliding_window" and other[name] == leap.window):
+            raise InputError(f'attention backend "leap" cannot honour {name}={other[name]} of this model.')
+    if dropout:
+        raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
+    if leap.dense:
+        mask = leap.mask()
+        if mask is not None and leap.has_padding():  # a NaN in a row that nobody sees must not reach the others
+            unused = (leap.kind < 0)[:, None, :, None]
+            key, value = key.masked_fill(unused, 0), value.masked_fill(unused, 0)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    else:
+        out = superposed_attention(
+            query, key, value,
+            q_pos=leap.pos, q_hide=leap.hide, q_kind=leap.kind, q_slot=leap.slot,
+            k_pos=leap.pos, k_kind=leap.kind, k_hide=leap.hide,
+            scale=scaling, block_causal=leap.block_causal, window=leap.window, switches=leap.switches,
+            backend=leap.backend,
+        ).out  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DecodeConfig`: every knob that all strategies share, its unit, range, default and source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .caches import CACHES
+from .errors import ConfigError, expected
+from .models.spec import ModelSpec
+from .ops.backends import check_name
+from .strategies import STRATEGIES, Strategy
+
+__all__ = ["DecodeConfig", "resolve"]
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Settings of one `decode` call, checked when made.
+
+    A strategy's own options (`threshold`, `tau`, `eta`, ...) are fields of its class; as keywords of `decode` they
+    find their way there. Raises ConfigError for a value out of range.
+    """
+
+    max_new_tokens: int = 256
+    """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K)."""
+    block_length: int = 32
+    """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
+    strategy: str | Strategy = "leap"
+    """Name of a decoding rule, or an object with its options set."""
+    cache: str = "none"
+    """Which base rows a forward recomputes; "none" recomputes all and is exact."""
+    temperature: float = 0.0
+    """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
+    seed: int | Sequence[int] = 0
+    """Seed of the draws, for every sample, or one a sample. A sample's draws do not depend on its neighbours."""
+    early_stop: bool = True
+    """Stop a sample when a finished block holds an EOS, and fill what follows the EOS with the pad token."""
+    suppress_tokens: Sequence[int] = ()
+    """Ids that are never predicted. The mask token never is."""
+    mask_token_id: int | None = None
+    """Overrides the model's mask token id."""
+    eos_token_id: int | Sequence[int] | None = None
+    """Overrides the model's EOS ids, one or several."""
+    pad_token_id: int | None = None
+    """Overrides the model's pad token id."""
+    backend: str = "auto"
+    """Which implementation of the ops runs: "auto", "reference" or "triton"."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "block_length"):
+            value = getattr(self, name)
+            if not _is_int(value) or value < 1:
+                raise ConfigError(expected(name, "a whole number of at least 1", repr(value)))
+        if not isinstance(self.strategy, Strategy) and self.strategy not in STRATEGIES:
+            names = ", ".join(STRATEGIES)
+            raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
+        if self.cache not in CACHES:
+            raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
+        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < float("inf"):
+            raise ConfigError(expected("temperature", "a finite number of at least 0", repr(self.temperature)))
+        if not all(_is_int(seed) for seed in _as_tuple(self.seed)):
+            raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
+        for name in ("suppress_tokens", "eos_token_id", "mask_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            if value is not None and not all(_is_int(i) and i >= 0 for i in _as_tuple(value)):
+                raise ConfigError(expected(name, "token ids of at least 0", repr(value)))
+        check_name(self.backend)
+
+    def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
+        """`spec` with this config's ids; ModelError when neither knows a mask token."""
+        from .errors import ModelError
+
+        own = {
+            "mask_token_id": self.mask_token_id,
+            "eos_token_ids": None if self.eos_token_id is None else _as_tuple(self.eos_token_id),
+            "pad_token_id": self.pad_token_id,
+        }
+        own = {name: value for name, value in own.items() if value is not None}
+        if spec is not None:
+            return dataclasses.replace(spec, **own)  # type: ignore[arg-type]
+        if self.mask_token_id is None:
+            raise ModelError(
+                f"no mask token known for {type(model).__name__}: leap_kernels decodes masked-diffusion models only. "
+                "Pass spec=ModelSpec(mask_token_id=...), or mask_token_id=..., or use leap_kernels.load."
+            )
+        return ModelSpec(**own)  # type: ignore[arg-type]
+
+
+def resolve(
+    config: DecodeConfig | None, defaults: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> tuple[DecodeConfig, Strategy]:
+    """Settings by rising priority: the model's `defaults` (only without a `config`), `config`, keyword `overrides`.
+
+    Keywords that `DecodeConfig` does not have go to the strategy; what neither has is a ConfigError.
+    """
+    if config is not None and not isinstance(config, DecodeConfig):
+        raise ConfigError(expected("config", "a DecodeConfig", type(config).__name__))
+    shared = {f.name for f in dataclasses.fields(DecodeConfig)}
+    given = dict(overrides) if config is not None else {**defaults, **overrides}
+    config = dataclasses.replace(
+        config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
+    )
+    strategy = config.strategy if isinstance(config.strategy, Strategy) else STRATEGIES[config.strategy]()
+    options = {name: value for name, value in given.items() if name not in shared}
+    known: set[str] = {f.name for f in dataclasses.fields(strategy)} if dataclasses.is_dataclass(strategy) else set()
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        hint = ""
+        if "token_type_ids" in unknown:
+            hint = " Call the tokenizer with return_token_type_ids=False."
+        raise ConfigError(
+            f"unknown argument {', '.join(unknown)} for strategy {strategy.name!r}. It knows: "
+            f"{', '.join(sorted(known)) or 'no options'}; decode knows: {', '.join(sorted(shared))}.{hint}"
+        )
+    if options:
+        strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
+    return config, strategy
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple, range)) else (value,)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Backbone`: the two calls that the decode loop makes, rows -> hidden states and hidden states -> logits."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import NAME, register
+from ..errors import ModelError
+from ..rows import Rows
+
+__all__ = ["Backbone", "FunctionBackbone", "TransformersBackbone", "backbone_for"]
+
+
+class Backbone(Protocol):
+    """A model as the loop sees it. Used as a context manager for the length of one `decode`."""
+
+    superposes: bool
+    """Whether it takes rows whose positions repeat and whose visibility is restricted."""
+
+    def __enter__(self) -> Backbone: ...
+    def __exit__(self, *error: object) -> None: ...
+
+    def body(self, rows: Rows) -> Tensor:
+        """(B, R, D) hidden states."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """(n, D) hidden states -> (n, V) logits."""
+        ...
+
+
+def backbone_for(model: Any) -> Backbone:
+    """The Backbone of a transformers model or of a callable; ModelError for anything else."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return TransformersBackbone(model)
+    if callable(model):
+        return FunctionBackbone(model)
+    raise ModelError(
+        f"model must be a transformers model or a callable f(input_ids, position_ids=, attention_mask=) -> logits, "
+        f"got {type(model).__name__}. leap_kernels.load(path) returns one."
+    )
+
+
+class TransformersBackbone:
+    """A stock transformers decoder, run with "leap" attention for the length of a `with` block."""
+
+    superposes = True
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._body, self._head = model, model.base_model, model.get_output_embeddings()
+        name = type(model).__name__
+        if self._body is model or self._head is None:
+            raise ModelError(f"{name} has no language-model head. Load the class that has one (...ForCausalLM).")
+        if not model._can_set_attn_implementation():
+            raise ModelError(
+                f"{name} does not use transformers' attention interface, so its masks cannot be set. "
+                "Use leap_kernels.load(path), or pass a callable f(input_ids, position_ids=, attention_mask=)."
+            )
+
+    def __enter__(self) -> TransformersBackbone:
+        config = self._model.config
+        # Both the attention setting and is_causal are written to the shared config, by us and during a forward.
+        self._lock = _lock_of(config)
+        self._lock.acquire()
+        try:
+            register()
+            ours = ("_attn_implementation_internal", "is_causal")
+            self._before = {key: config.__dict__[key] for key in ours if key in config.__dict__}
+            if self._model.training:
+                raise ModelError("the model is in training mode, which may drop out activations. Call model.eval().")
+            if config._attn_implementation != NAME:
+                self._model.set_attn_implementation(NAME)
+            _repair_rope(self._model)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        config = self._model.config
+        try:
+            if self._before.get("_attn_implementation_internal") != config._attn_implementation_internal:
+                self._model.set_attn_implementation(self._before.get("_attn_implementation_internal"))
+            config.__dict__.pop("is_causal", None)
+            config.__dict__.update(self._before)
+        finally:
+            self._lock.release()
+
+    def body(self, rows: Rows) -> Tensor:
+        hidden: Tensor = self._body(
+            input_ids=rows.token, position_ids=rows.pos, use_cache=False, is_causal=False, leap=rows
+        ).last_hidden_state
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._head(hidden)
+        return logits
+
+
+class FunctionBackbone:
+    """A callable `f(input_ids, position_ids=, attention_mask=4-D bool) -> (B, R, V) logits`; its head is nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        target = function.forward if isinstance(function, nn.Module) else function
+        parameters = inspect.signature(target).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._function = function
+        self._named = {n for n in ("position_ids", "attention_mask") if takes_all or n in parameters}
+        self.superposes = len(self._named) == 2
+
+    def __enter__(self) -> FunctionBackbone:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def body(self, rows: Rows) -> Tensor:
+        if "attention_mask" not in self._named and rows.mask() is not None:
+            raise ModelError(
+                "this model takes no attention_mask, so padding and lookahead rows cannot be hidden from it. "
+                "Decode one prompt at a time without LEAP, or give the callable an attention_mask argument."
+            )
+        keywords = {}
+        if "position_ids" in self._named:
+            keywords["position_ids"] = rows.pos.long()
+        if "attention_mask" in self._named:
+            keywords["attention_mask"] = rows.dense_mask()
+        out = self._function(rows.token, **keywords)
+        logits: Tensor = getattr(out, "logits", out)
+        return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+_locks: dict[int, Any] = {}
+_locks_guard = threading.Lock()
+
+
+def _lock_of(config: Any) -> Any:
+    """One re-entrant lock a config object (configs compare by value, so they cannot be keys themselves)."""
+    with _locks_guard:
+        if id(config) not in _locks:
+            _locks[id(config)] = threading.RLock()
+            weakref.finalize(config, _locks.pop, id(config), None)
+        return _locks[id(config)]
+
+
+def _repair_rope(model: Any) -> None:
+    """`model.to(bfloat16)` rounds the rotary frequencies too; recompute them from the config."""
+    for module in model.modules():
+        frequencies = getattr(module, "inv_freq", None)
+        if isinstance(frequencies, Tensor) and frequencies.dtype != torch.float32 and hasattr(module, "config"):
+            if frequencies.dtype == torch.float64:
+                continue
+            warnings.warn(
+                f"{type(module).__name__}.inv_freq is {frequencies.dtype}; recomputed in float32 from the config. "
+                "Load with dtype=... instead of converting the model.",
+                stacklevel=2,
+            )
+            module.inv_freq = type(module)(module.config).inv_freq.to(frequencies.device)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load`: a checkpoint as a stock transformers model with a `ModelSpec`. No remote code, no pickle, nothing lenient."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, ConfigError, ModelError, expected
+from .registry import entry_for
+from .spec import ModelSpec
+
+__all__ = ["TINY", "load", "load_tokenizer"]
+
+TINY = Path(__file__).parent / "tiny"  # the bundled model, named "tiny"
+
+
+def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, tp_plan: str | None = None) -> Any:
+    """Load a diffusion language model into a stock transformers class.
+
+    Args:
+        path_or_repo: folder, Hugging Face repository, or "tiny" for the model inside this package.
+        dtype: a torch.dtype or its name. "auto" takes the checkpoint's own, except that half precision becomes
+            float32 on a CPU, where it would be slower and less exact.
+        device: where the model goes, such as "cuda"; None leaves it on the CPU.
+        tp_plan: handed to transformers, "auto" for tensor parallelism.
+
+    Returns:
+        The model in eval mode, with "leap" attention and its ModelSpec as `model.leap_spec`.
+
+    Raises:
+        ModelError: an architecture without a registry entry, or one without a mask token.
+        CheckpointError: no safetensors file, or a missing, unexpected or misshapen weight.
+        ConfigError: an unknown dtype or device.
+    """
+    import transformers
+
+    from ..attention import NAME, register
+
+    folder = _resolve(path_or_repo)
+    raw = _config_dict(folder)
+    name, entry = entry_for(raw)
+    spec = entry.spec(raw)
+    target = _device(device)
+    _refuse_pickle(folder)
+    register()
+
+    model_class = getattr(transformers, entry.model_class)
+    config = model_class.config_class(**entry.config(raw))
+    options: dict[str, Any] = {"tp_plan": tp_plan} if tp_plan is not None else {}
+    with _quiet(transformers):
+        try:
+            model, info = model_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=_dtype(dtype, raw, target),
+                key_mapping=dict(entry.key_mapping) or None,
+                use_safetensors=True,
+                output_loading_info=True,
+                attn_implementation=NAME,
+                **options,
+            )
+        except (RuntimeError, OSError) as error:
+            raise CheckpointError(f"{path_or_repo} does not load as {name}: {error}") from error
+    problems = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
+    if problems:
+        raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.")
+    if spec.rope_fp32:
+        rotary = model.model.rotary_emb
+        rotary.forward = types.MethodType(_fp32_rope, rotary)
+    model.leap_spec = spec
+    return model.to(target).eval() if target is not None else model.eval()
+
+
+def load_tokenizer(path_or_repo: str | Path) -> Any:
+    """The tokenizer of a checkpoint, chat template included, padding on the left.
+
+    `decode(model, **tokenizer(texts, padding=True, return_tensors="pt"))` then works as it stands. Raises
+    CheckpointError when the folder or repository holds no tokenizer.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    folder = _resolve(path_or_repo)
+    try:
+        if folder == str(TINY):  # needs no network look-up and no registered model type
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no tokenizer in {path_or_repo}: {error}") from error
+    tokenizer.padding_side = "left"
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def spec_of(model: Any) -> ModelSpec | None:
+    """The ModelSpec of a model: what `load` attached, or what the registry reads from its config; None if neither."""
+    attached = getattr(model, "leap_spec", None) or getattr(model, "spec", None)
+    if isinstance(attached, ModelSpec):
+        return attached
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    raw = {"architectures": [type(model).__name__], **{k: v for k, v in config.to_dict().items() if v is not None}}
+    raw["architectures"] = [type(model).__name__]
+    try:
+        return entry_for(raw)[1].spec(raw)
+    except (ModelError, KeyError):
+        return None
+
+
+def _resolve(path_or_repo: str | Path) -> str:
+    return str(TINY) if str(path_or_repo) == "tiny" else str(path_or_repo)
+
+
+def _config_dict(folder: str) -> dict[str, Any]:
+    from transformers import PretrainedConfig
+
+    try:
+        raw: dict[str, Any] = PretrainedConfig.get_config_dict(folder)[0]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"no config.json in {folder}: {error}") from error
+    if not raw:
+        raise CheckpointError(f'no config.json in {folder}. Pass a checkpoint folder, a repository, or "tiny".')
+    return raw
+
+
+def _refuse_pickle(folder: str) -> None:
+    path = Path(folder)
+    if path.is_dir() and not list(path.glob("*.safetensors")):
+        found = sorted(p.name for p in path.glob("*.bin")) + sorted(p.name for p in path.glob("*.pt*"))
+        what = f"only pickle files ({', '.join(found)})" if found else "no weights"
+        raise CheckpointError(
+            f"{folder} holds {what}; leap_kernels loads safetensors only, since a pickle can run any code. "
+            "Convert it once: load it where you trust it and save with save_pretrained()."
+        )
+
+
+def _device(device: Any) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(expected("device", "a torch device such as cpu or cuda:0", repr(device))) from error
+
+
+def _dtype(dtype: Any, raw: dict[str, Any], device: torch.device | None) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    own = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    name = own if dtype == "auto" else str(dtype)
+    resolved = getattr(torch, name, None)
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
+        raise ConfigError(expected("dtype", '"auto" or a floating-point torch dtype', repr(dtype)))
+    if dtype == "auto" and (device is None or device.type == "cpu") and resolved.itemsize < 4:
+        return torch.float32
+    return resolved
+
+
+def _fp32_rope(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """LLaDA's rotary table stays float32; the attention backend casts the rotated queries and keys back."""
+    angles = position_ids[..., None].float() * self.inv_freq.float()
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bar and no warning table while loading: what is wrong is raised instead."""
+    log = transformers.utils.logging
+    level, bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bar:
+            log.enable_progress_bar()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ModelSpec`: what decoding needs to know about a model beyond its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ModelError, expected
+
+__all__ = ["ModelSpec"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The facts about a masked-diffusion language model that a decode loop must know.
+
+    Raises ModelError for ids that are negative, outside the vocabulary, or contradict each other.
+    """
+
+    mask_token_id: int
+    """Id of the mask token; never predicted, never a candidate."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a sample (end of text, end of turn)."""
+    pad_token_id: int | None = None
+    """Id that fills the canvas behind an EOS; None takes the first EOS id."""
+    shift: int = 0
+    """1 when the prediction for position i is read at row i - 1 (Dream, Fast-dLLM v2), else 0."""
+    block_causal_length: int = 0
+    """Block size of models that see earlier blocks and their own only; 0 for full attention."""
+    rope_fp32: bool = False
+    """Whether the model rotates queries and keys in float32 whatever its dtype (LLaDA does)."""
+    max_positions: int | None = None
+    """Longest sequence, prompt and new tokens, in tokens; None when the model sets no limit."""
+    vocab_size: int | None = None
+    """Width of the logits; None when unknown before the first forward."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Decode settings recommended for this checkpoint; `decode`'s own arguments win over them."""
+
+    def __post_init__(self) -> None:
+        top = self.vocab_size
+        ids = {"mask_token_id": self.mask_token_id, "pad_token_id": self.pad_token_id}
+        ids |= {f"eos_token_ids[{i}]": id_ for i, id_ in enumerate(self.eos_token_ids)}
+        for name, id_ in ids.items():
+            if id_ is not None and (id_ < 0 or (top is not None and id_ >= top)):
+                raise ModelError(expected(name, f"in [0, {top if top is not None else 'vocabulary size'})", id_))
+        if self.mask_token_id in (self.pad_token_id, *self.eos_token_ids):
+            raise ModelError(
+                f"mask_token_id {self.mask_token_id} is also the pad or an EOS id. "
+                "Pass the id that stands for unknown tokens in training."
+            )
+        if self.shift not in (0, 1):
+            raise ModelError(expected("shift", "0 or 1", self.shift))
+        if self.block_causal_length < 0:
+            raise ModelError(expected("block_causal_length", "at least 0", self.block_causal_length))
+
+    @property
+    def fill_token_id(self) -> int | None:
+        """What stands behind an EOS: the pad id, or the first EOS id where there is none."""
+        if self.pad_token_id is not None or not self.eos_token_ids:
+            return self.pad_token_id
+        return self.eos_token_ids[0]

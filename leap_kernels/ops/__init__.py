@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The four ops of a LEAP step, each usable alone on CPU and CUDA.
+
+| op | in | out |
+| --- | --- | --- |
+| `top_eta` | logits | per row: argmax, confidence, log-sum-exp, entropy, tokens with p >= eta |
+| `superpose` | canvas, masked targets, candidates | appended rows (mask copies and candidates) |
+| `superposed_attention` | q, k, v and row metadata | attention under the visibility rule, log-sum-exp |
+| `check_consistency` | base statistics, the copies' argmax | which targets to commit, and why |
+
+`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"` are
+taken at their word and never fall back.
+"""
+
+from . import library  # noqa: F401 - registers the operators
+from .attention import Attention, Switches, superposed_attention
+from .candidates import TopEta, max_candidates, top_eta
+from .consistency import CONFIDENT, CONVERGED, FORCED, Consistency, check_consistency
+from .superposition import BASE, BRANCH, CANDIDATE, COPY, PADDING, Superposed, superpose
+
+__all__ = [
+    "BASE",
+    "BRANCH",
+    "CANDIDATE",
+    "CONFIDENT",
+    "CONVERGED",
+    "COPY",
+    "FORCED",
+    "PADDING",
+    "Attention",
+    "Consistency",
+    "Superposed",
+    "Switches",
+    "TopEta",
+    "check_consistency",
+    "max_candidates",
+    "superpose",
+    "superposed_attention",
+    "top_eta",
+]

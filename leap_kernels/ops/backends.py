@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which implementation runs: the rule behind every op's `backend=` argument."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+from typing import Any
+
+import torch
+
+from ..errors import BackendError, ConfigError
+
+__all__ = ["BACKENDS", "INTERPRETED", "NAMESPACE", "check_name", "choose", "dispatch", "why_no_triton"]
+
+NAMESPACE = "leap"  # of the operators that library.py registers
+
+BACKENDS = ("auto", "reference", "triton")
+
+# Triton reads this variable when a kernel is decorated, so what it was at import decides for the whole process.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+MIN_CAPABILITY = (8, 0)
+
+_log = logging.getLogger("leap_kernels")
+
+
+def check_name(backend: str) -> None:
+    """Refuse a backend name that does not exist."""
+    if backend == "cuda":
+        raise BackendError(
+            'backend="cuda" is the optional CUDA extension, which this version does not have. '
+            'Use backend="auto", "triton" or "reference".'
+        )
+    if backend not in BACKENDS:
+        raise ConfigError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}. Leave it at "auto".')
+
+
+def why_no_triton(device: torch.device) -> str:
+    """The reason why Triton kernels cannot run on tensors of `device`; empty when they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed (it exists for Linux only)"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            return f"{device} has compute capability {capability[0]}.{capability[1]}"
+        return ""
+    if device.type == "cpu" and INTERPRETED:
+        return ""
+    if device.type == "cpu":
+        return (
+            f"the tensors are on the CPU (torch.cuda.is_available() is {torch.cuda.is_available()}) and "
+            "TRITON_INTERPRET=1 was not set before leap_kernels was imported"
+        )
+    return f"the tensors are on {device}"
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _log.warning(message)
+
+
+def choose(backend: str, device: torch.device, *, limit: str = "") -> str:
+    """Resolve `backend` for tensors on `device` to "reference" or "triton".
+
+    `limit` says, when not empty, why the Triton kernel of this op cannot take this input. A backend asked for by
+    name never falls back (BackendError); "auto" may, and says so once.
+    """
+    check_name(backend)
+    if backend == "reference" or (backend == "auto" and device.type != "cuda"):
+        return "reference"
+    reason = limit or why_no_triton(device)
+    if not reason:
+        return "triton"
+    if backend == "triton":
+        raise BackendError(
+            f'backend="triton" needs a CUDA GPU with compute capability >= 8.0: {reason}. '
+            'Use backend="reference" or "auto".'
+        )
+    _say_once(f"leap_kernels runs the reference instead of Triton: {reason}.")
+    return "reference"
+
+
+# What library.py registers for these devices; every other pair is called past the dispatcher.
+_REGISTERED = {("cpu", "reference"), ("cuda", "triton")}
+
+
+def dispatch(
+    op: str, folder: str, backend: str, device: torch.device, args: tuple[Any, ...], *, limit: str = ""
+) -> Any:
+    """Run operator `op`, whose files are in `ops/<folder>`, on the backend that `choose` picks."""
+    chosen = choose(backend, device, limit=limit)
+    if (device.type, chosen) in _REGISTERED:
+        return getattr(getattr(torch.ops, NAMESPACE), op)(*args)
+    if chosen == "triton":
+        return importlib.import_module(f".{folder}.kernel", __package__).launch(*args)
+    return getattr(importlib.import_module(f".{folder}.reference", __package__), op)(*args)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The four ops as torch operators: schemas, fakes and dispatch keys, nothing else.
+
+`define` + `impl` per key costs half of what `custom_op` does per call (2.4 against 5.1 us on a CPU) and lets
+schemas have optional tensors. The CPU key runs the reference, the CUDA key the Triton kernel, whose module is
+imported at its first use so that importing this package needs no triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import reference as attention_reference
+from .backends import NAMESPACE
+from .candidates import reference as candidates_reference
+from .consistency import reference as consistency_reference
+from .superposition import reference as superposition_reference
+
+__all__ = ["SCHEMAS"]
+
+SCHEMAS = {
+    "top_eta": (
+        "(Tensor logits, Tensor rows, float eta, int k, Tensor? suppress=None) -> (Tensor ids, Tensor probs, "
+        "Tensor counts, Tensor top1, Tensor prob1, Tensor lse, Tensor entropy, Tensor gap)"
+    ),
+    "superpose": (
+        "(Tensor ids, Tensor pos, Tensor targets, Tensor cand_ids, Tensor counts, int capacity, int shift, "
+        "int mask_id) -> (Tensor token, Tensor pos_out, Tensor kind, Tensor hide, Tensor copy_row, Tensor count)"
+    ),
+    "superposed_attention": (
+        "(Tensor q, Tensor k, Tensor v, Tensor q_pos, Tensor q_hide, Tensor q_kind, Tensor q_slot, Tensor k_pos, "
+        "Tensor k_kind, Tensor k_hide, Tensor lengths, float scale, int block_causal, int window, int switches, "
+        "int splits) -> (Tensor out, Tensor lse)"
+    ),
+    "check_consistency": (
+        "(Tensor targets, Tensor top1, Tensor prob1, Tensor copy_top1, Tensor copy_prob1, Tensor? base_accept, "
+        "float phi, float tau, float kappa, bool keep_confident) -> (Tensor reason, Tensor left)"
+    ),
+}
+
+for _name, _schema in SCHEMAS.items():
+    torch.library.define(f"{NAMESPACE}::{_name}", _schema)
+
+torch.library.impl(f"{NAMESPACE}::top_eta", "CPU")(candidates_reference.top_eta)
+torch.library.impl(f"{NAMESPACE}::superpose", "CPU")(superposition_reference.superpose)
+torch.library.impl(f"{NAMESPACE}::superposed_attention", "CPU")(attention_reference.superposed_attention)
+torch.library.impl(f"{NAMESPACE}::check_consistency", "CPU")(consistency_reference.check_consistency)
+
+
+@torch.library.impl(f"{NAMESPACE}::top_eta", "CUDA")
+def _top_eta_cuda(*args: Any) -> tuple[Tensor, ...]:
+    from .candidates.kernel import launch
+
+    return launch(*args)
+
+
+@torch.library.impl(f"{NAMESPACE}::superpose", "CUDA")
+def _superpose_cuda(*args: Any) -> tuple[Tensor, ...]:
+    from .superposition.kernel import launch
+
+    return launch(*args)
+
+
+@torch.library.impl(f"{NAMESPACE}::superposed_attention", "CUDA")
+def _superposed_attention_cuda(*args: Any) -> tuple[Tensor, ...]:
+    from .attention.kernel import launch
+
+    return launch(*args)
+
+
+@torch.library.impl(f"{NAMESPACE}::check_consistency", "CUDA")
+def _check_consistency_cuda(*args: Any) -> tuple[Tensor, ...]:
+    from .consistency.kernel import launch
+
+    return launch(*args)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::top_eta")
+def _top_eta_fake(
+    logits: Tensor, rows: Tensor, eta: float, k: int, suppress: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    torch._check(logits.dim() == 2, lambda: f"logits must be 2-D, got {logits.dim()}-D")
+    torch._check(rows.dim() == 1, lambda: f"rows must be 1-D, got {rows.dim()}-D")
+    r = rows.shape[0]
+    floats = [logits.new_empty((r,), dtype=torch.float32) for _ in range(4)]
+    return (
+        logits.new_empty((r, k), dtype=torch.int64),
+        logits.new_empty((r, k), dtype=torch.float32),
+        logits.new_empty((r,), dtype=torch.int32),
+        logits.new_empty((r,), dtype=torch.int64),
+        *floats,
+    )
+
+
+@torch.library.register_fake(f"{NAMESPACE}::superpose")
+def _superpose_fake(
+    ids: Tensor,
+    pos: Tensor,
+    targets: Tensor,
+    cand_ids: Tensor,
+    counts: Tensor,
+    capacity: int,
+    shift: int,
+    mask_id: int,
+) -> tuple[Tensor, ...]:
+    torch._check(targets.dim() == 2, lambda: f"targets must be 2-D, got {targets.dim()}-D")
+    b, t = targets.shape
+    ints = [ids.new_empty((b, capacity), dtype=torch.int32) for _ in range(3)]
+    return (
+        ids.new_empty((b, capacity), dtype=torch.int64),
+        *ints,
+        ids.new_empty((b, t), dtype=torch.int32),
+        ids.new_empty((b,), dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake(f"{NAMESPACE}::superposed_attention")
+def _superposed_attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    torch._check(q.dim() == 4, lambda: f"q must be 4-D, got {q.dim()}-D")
+    b, h, n, d = q.shape
+    return q.new_empty((b, n, h, d)).transpose(1, 2), q.new_empty((b, h, n), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::check_consistency")
+def _check_consistency_fake(targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    torch._check(targets.dim() == 2, lambda: f"targets must be 2-D, got {targets.dim()}-D")
+    b = targets.shape[0]
+    return targets.new_empty(targets.shape, dtype=torch.int32), targets.new_empty((b,), dtype=torch.int32)

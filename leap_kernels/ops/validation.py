@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that every op makes before the dispatcher sees its tensors: device, dtype, shape, stride, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, expected
+
+__all__ = ["FLOATS", "INTEGERS", "dtype_in", "last_stride_one", "no_gradients", "one_device", "shape_is"]
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int32, torch.int64)
+
+
+def tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise InputError(expected(name, "a torch.Tensor", type(value).__name__))
+
+
+def dtype_in(name: str, value: Tensor, allowed: Iterable[torch.dtype]) -> None:
+    """Refuse `value` unless it is a tensor whose dtype is one of `allowed`."""
+    tensor(name, value)
+    allowed = tuple(allowed)
+    if value.dtype not in allowed:
+        names = " or ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise InputError(expected(f"{name}.dtype", names, str(value.dtype).removeprefix("torch.")))
+
+
+def shape_is(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
+    """Refuse `value` unless its shape matches; a string stands for any size and names it in the message."""
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or want == got for want, got in zip(shape, value.shape, strict=True)
+    )
+    if not fits:
+        wanted = "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
+        raise InputError(expected(f"{name}.shape", wanted, tuple(value.shape)))
+
+
+def last_stride_one(name: str, value: Tensor) -> None:
+    """Refuse a tensor whose last dimension is not contiguous: copying it silently would hide the cost."""
+    if value.numel() and value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise InputError(
+            expected(
+                f"{name}'s stride in the last dimension",
+                "1",
+                f"stride {tuple(value.stride())}",
+                "Call .contiguous() or pass the untransposed tensor.",
+            )
+        )
+
+
+def one_device(**tensors: Tensor | None) -> torch.device:
+    """Refuse tensors on different devices; return the one device."""
+    present = {name: t for name, t in tensors.items() if t is not None}
+    devices = {t.device for t in present.values()}
+    if len(devices) > 1:
+        listed = ", ".join(f"{name} {t.device}" for name, t in present.items())
+        raise InputError(f"all tensors must be on one device: {listed}. Move them with .to(device).")
+    return devices.pop()
+
+
+def no_gradients(**tensors: Tensor | None) -> None:
+    """Refuse tensors that ask for gradients: the registered ops have no backward and would drop them."""
+    if not torch.is_grad_enabled():
+        return
+    for name, t in tensors.items():
+        if t is not None and t.requires_grad:
+            raise InputError(
+                f"{name} requires grad, but leap ops are inference-only; "
+                "use torch.inference_mode() or detach the inputs."
+            )

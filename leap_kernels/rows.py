@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Rows`: what one forward computes. A row is a token with a position, not a place in a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .errors import InputError, expected
+from .models.spec import ModelSpec
+from .ops import BASE, PADDING, Superposed, Switches, TopEta, superpose
+from .ops.attention.reference import visible
+
+__all__ = ["Rows"]
+
+
+@dataclass(eq=False)
+class Rows:
+    """The rows of one forward, B samples of R rows each: base rows first, appended rows behind them."""
+
+    token: Tensor
+    """(B, R) int64: input ids."""
+    pos: Tensor
+    """(B, R) int32: RoPE positions, repeated freely."""
+    kind: Tensor
+    """(B, R) int32: 0 base, 1 mask copy, 2 candidate, 3 branch, -1 padding (sees nothing, seen by nobody)."""
+    hide: Tensor
+    """(B, R) int32: the position whose appended rows this row must not see; -1 for none."""
+    base: int
+    """How many of the R rows are base rows (or padding among them)."""
+    targets: Tensor | None = None
+    """(B, T) int32: columns of the masked targets, -1 padded; None in a plain forward."""
+    copy_row: Tensor | None = None
+    """(B, T) int32: row of the target's copy counted from `base`, -1 where there is none."""
+    block_causal: int = 0
+    window: int = 0
+    switches: Switches = field(default_factory=Switches)
+    backend: str = "auto"
+    _mask: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def slot(self) -> Tensor:
+        """(B, R) int32: where a row's keys and values go; without a cache, its own index."""
+        return torch.arange(self.token.shape[1], dtype=torch.int32, device=self.token.device).expand_as(self.pos)
+
+    @property
+    def dense(self) -> bool:
+        """Whether attention uses torch's SDPA with `mask()` (CPU, reference) instead of the kernel."""
+        return self.backend == "reference" or (self.backend == "auto" and self.token.device.type != "cuda")
+
+    def has_padding(self) -> bool:
+        """Whether any row is padding. Looks at the device."""
+        return bool((self.kind == PADDING).any())
+
+    def dense_mask(self) -> Tensor:
+        """(B, 1, R, R) bool, True where row a (second to last axis) sees row b; built once a forward."""
+        if self._mask is None:
+            rule = (self.pos, self.hide, self.kind)
+            keys = (self.pos, self.kind, self.hide)
+            self._mask = visible(
+                *rule, self.slot, *keys, None, self.block_causal, self.window, self.switches.bits
+            )[:, None]  # fmt: skip
+        return self._mask
+
+    def mask(self) -> Tensor | None:
+        """`dense_mask()`, or None where every row sees every row."""
+        if self._mask is None and not self.block_causal and not self.window and bool((self.kind == BASE).all()):
+            return None
+        return self.dense_mask()
+
+    def append(self, extra: Superposed, width: int) -> Rows:
+        """These rows with the first `width` appended rows of every sample behind them."""
+        return Rows(
+            torch.cat([self.token, extra.token[:, :width]], 1),
+            torch.cat([self.pos, extra.pos[:, :width]], 1),
+            torch.cat([self.kind, extra.kind[:, :width]], 1),
+            torch.cat([self.hide, extra.hide[:, :width]], 1),
+            base=self.base,
+            targets=self.targets,
+            copy_row=extra.copy_row,
+            block_causal=self.block_causal,
+            window=self.window,
+            switches=self.switches,
+            backend=self.backend,
+        )
+
+    @classmethod
+    def plain(cls, ids: Tensor, spec: ModelSpec | None = None, attention_mask: Tensor | None = None) -> Rows:
+        """Every column of `ids` (B, L) as a base row; `attention_mask` (B, L) marks padding with 0."""
+        valid = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        pos = (valid.cumsum(1) - 1).clamp(min=0).to(torch.int32)
+        kind = torch.where(valid, BASE, PADDING).to(torch.int32)
+        hide = torch.full_like(pos, -1)
+        return cls(ids, pos, kind, hide, base=ids.shape[1], block_causal=spec.block_causal_length if spec else 0)
+
+    @classmethod
+    def superpose(
+        cls,
+        ids: Tensor,
+        masked: Tensor,
+        candidates: TopEta,
+        spec: ModelSpec,
+        *,
+        attention_mask: Tensor | None = None,
+        switches: Switches | None = None,
+        backend: str = "auto",
+    ) -> Rows:
+        """The superposed sequence (paper Eq. 9) for your own decode loop.
+
+        Args:
+            ids: (B, L) int64 canvas, masks included.
+            masked: (B, L) bool, the masked positions that are being decoded.
+            candidates: `ops.top_eta(logits[masked], eta)`: one row for each True of `masked`, in order. (In models
+                with shifted logits take the logits of row i - 1 for the masked position i.)
+            spec: the model's ModelSpec (mask id, shift, block-causal length).
+            attention_mask: (B, L), 0 on padding.
+            switches: who sees whom, None for the defaults.
+
+        Returns:
+            Rows for `model(rows.token, position_ids=rows.pos, leap=rows)`; then `rows.split(logits)`.
+
+        Raises:
+            InputError: shapes or dtypes that do not fit together.
+        """
+        if masked.shape != ids.shape or masked.dtype != torch.bool:
+            raise InputError(
+                expected("masked", f"bool of shape {tuple(ids.shape)}", f"{masked.dtype}, {tuple(masked.shape)}")
+            )
+        batch = ids.shape[0]
+        per_sample = masked.sum(1)
+        if candidates.ids.shape[0] != int(per_sample.sum()):
+            raise InputError(
+                expected("candidates", f"{int(per_sample.sum())} rows, one for each masked position",
+                         f"{candidates.ids.shape[0]} rows")
+            )  # fmt: skip
+        width = int(per_sample.max()) if batch else 0
+        at_front = torch.arange(width, device=ids.device) < per_sample[:, None]
+        targets = torch.full((batch, width), -1, dtype=torch.int32, device=ids.device)
+        targets[at_front] = masked.nonzero()[:, 1].to(torch.int32)
+        cand_ids = torch.full((batch, width, candidates.ids.shape[1]), -1, device=ids.device)
+        cand_ids[at_front] = candidates.ids
+        counts = torch.zeros_like(targets)
+        counts[at_front] = candidates.counts
+
+        rows = cls.plain(ids, spec, attention_mask)
+        rows.targets, rows.backend = targets, backend
+        rows.switches = switches or Switches()
+        extra = superpose(
+            ids, rows.pos, targets, cand_ids, counts, mask_id=spec.mask_token_id, shift=spec.shift, backend=backend
+        )
+        return rows.append(extra, int(extra.count.max()) if batch else 0)
+
+    def split(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, R, V) logits of a superposed forward -> the base rows' (B, L, V) and the copies' (n, V).
+
+        The copies come one for each masked position, in the order of `masked.nonzero()`. A target without a copy
+        (its sample had no candidates) gets NaN, which `top_eta` reports as top1 = -1 and `check_consistency` takes
+        as "no evidence".
+        """
+        if self.targets is None or self.copy_row is None:
+            raise InputError("these rows hold no copies; make them with Rows.superpose(...).")
+        valid = self.targets >= 0
+        row = (self.base + self.copy_row).clamp(max=logits.shape[1] - 1).long()
+        copies = logits.gather(1, row[..., None].expand(*row.shape, logits.shape[2]))
+        copies = copies.masked_fill((self.copy_row < 0)[..., None], float("nan"))
+        return logits[:, : self.base], copies[valid]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`leap`: commit early what survives a look ahead (arXiv 2605.10980; method.md is the specification)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops import Superposed, Switches, check_consistency, superpose
+from ..statistics import RowStatistics
+from .base import Decision, Strategy, View, check_range
+
+__all__ = ["Leap"]
+
+
+@dataclass(frozen=True)
+class Leap(Strategy):
+    """Append copies of the masked tokens and their likely values; commit what the copies predict as well.
+
+    accept = { i : c_i > threshold } + { i : copy's argmax = y_i and c_i >= tau }, at least one (paper Eqs. 8 to 11).
+    """
+
+    threshold: float = 0.9
+    """phi, in [0, 1]: confidence above which a token is committed whatever its copy says (paper Eq. 3)."""
+    tau: float = 0.7
+    """Confidence from which agreement of copy and base commits, in [0, 1] (paper Eq. 11)."""
+    eta: float = 0.2
+    """Probability from which a token is a candidate, in [1/64, 1] (paper Eq. 8)."""
+    keep_confident: bool = True
+    """Keep the first set where the copy disagrees; False is Eq. 11 alone."""
+    copy_threshold: float = 0.0
+    """Probability the copy must give its argmax, in [0, 1]; 0 is the paper (ours, method.md 5.3)."""
+    require_lookahead: bool = False
+    """A copy that sees no candidate at another position is no evidence (ours, method.md 4)."""
+    copy_sees_original: bool = True
+    """A copy sees the base row at its own position."""
+    copies_see_copies: bool = True
+    """A copy sees the copies of other targets."""
+    candidates_see_candidates: bool = True
+    """A candidate sees the candidates of other targets."""
+    candidates_see_copies: bool = True
+    """A candidate sees the copies of other targets."""
+
+    name: ClassVar[str] = "leap"
+    needs_candidates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "tau", "copy_threshold"):
+            check_range(name, getattr(self, name), 0, 1)
+        check_range("eta", self.eta, 1 / 64, 1)
+
+    @property
+    def switches(self) -> Switches:
+        return Switches(
+            self.copy_sees_original, self.copies_see_copies, self.candidates_see_candidates, self.candidates_see_copies
+        )
+
+    def superpose(self, view: View, state: Any) -> Superposed | None:
+        if view.cand_ids is None or view.cand_counts is None:
+            return None
+        return superpose(
+            view.ids, view.pos, view.targets, view.cand_ids, view.cand_counts,
+            mask_id=view.spec.mask_token_id, shift=view.spec.shift, backend=view.backend,
+        )  # fmt: skip
+
+    def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
+        copy_top1 = stats.copy_top1
+        if self.require_lookahead and view.cand_counts is not None:
+            copy_top1 = copy_top1.masked_fill(~_looks_ahead(view), -1)
+        verdict = check_consistency(
+            view.targets, stats.top1, stats.prob1, copy_top1, stats.copy_prob1,
+            phi=self.threshold, tau=self.tau, kappa=self.copy_threshold, keep_confident=self.keep_confident,
+            backend=view.backend,
+        )  # fmt: skip
+        return Decision(stats.top1, verdict.reason)
+
+
+def _looks_ahead(view: View) -> Tensor:
+    """(B, T) bool: whether the target's copy sees a candidate at another position."""
+    assert view.cand_counts is not None
+    pos = view.pos.gather(1, view.targets.clamp(min=0).long())
+    has = (view.targets >= 0) & (view.cand_counts > 0)
+    sees = has[:, None, :] & (pos[:, None, :] != pos[:, :, None])
+    if view.spec.block_causal_length:
+        block = view.spec.block_causal_length
+        own = torch.div(pos - view.spec.shift, block, rounding_mode="floor")
+        sees = sees & (torch.div(pos, block, rounding_mode="floor")[:, None, :] <= own[:, :, None])
+    return sees.any(2)
