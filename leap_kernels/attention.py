@@ -67,8 +67,8 @@ def attend(
     if dropout:
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
     if leap.dense:
-        mask = leap.mask()
-        if mask is not None and leap.has_padding():  # a NaN in a row that nobody sees must not reach the others
+        mask = leap.mask
+        if leap.padded:  # a NaN in a row that nobody sees must not reach the others
             unused = (leap.kind < 0)[:, None, :, None]
             key, value = key.masked_fill(unused, 0), value.masked_fill(unused, 0)
         out = F.scaled_dot_product_attention(

@@ -7,6 +7,7 @@ sample's forward does not depend on which side its prompt was padded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,10 @@ class Canvas:
     """Number of the current block."""
     left: list[int]
     """Masked positions left in the current block."""
+    start: Tensor
+    """(B, 1) int64: first generated column of the current block, counted from P."""
+    stop: Tensor
+    """(B, 1) int64: past its last."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: int, block_length: int, spec: ModelSpec) -> Canvas:
@@ -72,8 +77,10 @@ class Canvas:
             n_prompt=n_prompt,
             block=[0] * batch,
             left=[0] * batch,
+            start=lengths,
+            stop=lengths,
         )
-        canvas.left = [stop - start for start, stop in canvas.spans()]
+        canvas.enter_blocks(range(batch))
         return canvas
 
     @property
@@ -105,10 +112,6 @@ class Canvas:
         start = block * self.block_length - tail
         return max(start, 0), min(start + self.block_length, self.new_tokens)
 
-    def spans(self) -> list[tuple[int, int]]:
-        """`span` of every sample's current block."""
-        return [self.span(i, block) for i, block in enumerate(self.block)]
-
     def is_last_block(self, i: int) -> bool:
         return self.span(i, self.block[i])[1] >= self.new_tokens
 
@@ -126,19 +129,17 @@ class Canvas:
 
     def targets(self, width: int) -> Tensor:
         """(B, width) int32: columns of the masked positions of each sample's current block, rising; -1 padded."""
-        spans = torch.tensor(self.spans(), device=self.device)
-        offset = spans[:, :1] + torch.arange(self.block_length, device=self.device)
+        offset = self.start + torch.arange(self.block_length, device=self.device)
         column = (self.prompt + offset).clamp(max=self.ids.shape[1] - 1)
-        masked = (offset < spans[:, 1:]) & (self.ids.gather(1, column) == self.spec.mask_token_id)
+        masked = (offset < self.stop) & (self.ids.gather(1, column) == self.spec.mask_token_id)
         columns = torch.where(masked, column, self.ids.shape[1])  # what is not masked sorts behind
         columns = columns.sort(1).values[:, :width]
         return torch.where(columns < self.ids.shape[1], columns, -1).to(torch.int32)
 
     def masks_and_eos(self) -> Tensor:
         """(2, B): masks left in the current block, and whether it holds an EOS."""
-        spans = torch.tensor(self.spans(), device=self.device)
         offset = torch.arange(self.new_tokens, device=self.device)
-        inside = (offset >= spans[:, :1]) & (offset < spans[:, 1:])
+        inside = (offset >= self.start) & (offset < self.stop)
         tokens = self.ids[:, self.prompt :]
         return torch.stack(
             [((tokens == self.spec.mask_token_id) & inside).sum(1), (self.is_eos(tokens) & inside).any(1).long()]
@@ -163,16 +164,23 @@ class Canvas:
         self.reason[at] = reason
         self.confidence[at] = torch.where(accepted, confidence, 0.0)
 
-    def advance(self, i: int) -> None:
-        """Move sample i to its next block."""
-        self.block[i] += 1
-        start, stop = self.span(i, self.block[i])
-        self.left[i] = stop - start
+    def advance(self, moved: list[int]) -> None:
+        """Move these samples to their next blocks."""
+        for i in moved:
+            self.block[i] += 1
+        self.enter_blocks(moved)
+
+    def enter_blocks(self, samples: Iterable[int]) -> None:
+        """Count the masks of blocks that are new; tell the device where every sample's block is."""
+        spans = [self.span(i, block) for i, block in enumerate(self.block)]
+        for i in samples:
+            self.left[i] = spans[i][1] - spans[i][0]
+        self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
 
     def select(self, keep: list[int]) -> None:
         """Drop the samples that are not in `keep`."""
         index = torch.tensor(keep, dtype=torch.int64, device=self.device)
-        for name in ("ids", "pos", "kind", "step", "reason", "confidence"):
+        for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
         for name in ("sample", "n_prompt", "block", "left"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .caches import CACHES
-from .errors import ConfigError, expected
+from .errors import ConfigError, ModelError, expected
 from .models.spec import ModelSpec
 from .ops.backends import check_name
 from .strategies import STRATEGIES, Strategy
@@ -72,8 +72,6 @@ class DecodeConfig:
 
     def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
         """`spec` with this config's ids; ModelError when neither knows a mask token."""
-        from .errors import ModelError
-
         own = {
             "mask_token_id": self.mask_token_id,
             "eos_token_ids": None if self.eos_token_id is None else _as_tuple(self.eos_token_id),
@@ -100,12 +98,14 @@ def resolve(
     if config is not None and not isinstance(config, DecodeConfig):
         raise ConfigError(expected("config", "a DecodeConfig", type(config).__name__))
     shared = {f.name for f in dataclasses.fields(DecodeConfig)}
-    given = dict(overrides) if config is not None else {**defaults, **overrides}
+    recommended = {} if config is not None else defaults
+    given = {**recommended, **overrides}
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
     )
-    strategy = config.strategy if isinstance(config.strategy, Strategy) else STRATEGIES[config.strategy]()
-    options = {name: value for name, value in given.items() if name not in shared}
+    by_name = not isinstance(config.strategy, Strategy)
+    strategy = STRATEGIES[config.strategy]() if isinstance(config.strategy, str) else config.strategy
+    options = {name: value for name, value in overrides.items() if name not in shared}
     known: set[str] = {f.name for f in dataclasses.fields(strategy)} if dataclasses.is_dataclass(strategy) else set()
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -116,6 +116,8 @@ def resolve(
             f"unknown argument {', '.join(unknown)} for strategy {strategy.name!r}. It knows: "
             f"{', '.join(sorted(known)) or 'no options'}; decode knows: {', '.join(sorted(shared))}.{hint}"
         )
+    if by_name:  # an object says all of it; and what is recommended for one rule may not exist in another
+        options = {name: value for name, value in recommended.items() if name in known - shared} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
     return config, strategy

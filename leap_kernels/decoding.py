@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .errors import BadLogitsError, LeapError, ModelError
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .ops import COPY, Superposed, top_eta
+from .ops import Superposed, TopEta, top_eta
 from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .sampling import draw
@@ -84,19 +85,51 @@ def decode(
     with backbone, torch.inference_mode():
         canvas = Canvas.create(given.prompts, config.max_new_tokens, config.block_length, spec)
         loop = _Loop(canvas, backbone, config, strategy, observers)
-        loop.run()
+        while canvas.sample:
+            loop.step_once()
     sequences = torch.cat([given.columns, loop.generated.clone()], 1)
     if bool((loop.generated == spec.mask_token_id).any()):
         raise LeapError("internal error: a mask token is left after decoding; please report this.")
     return DecodeOutput(
         sequences=sequences,
         prompt_length=given.columns.shape[1],
-        nfe=torch.tensor(loop.nfe),
-        token_forwards=torch.tensor(loop.token_forwards),
+        nfe=torch.tensor(loop.nfe, device=sequences.device),
+        token_forwards=torch.tensor(loop.token_forwards, device=sequences.device),
         new_tokens=loop.new_tokens.clone(),
-        history=History(*(t.clone() for t in (loop.step, loop.reason, loop.confidence))),
+        history=History(loop.step.clone(), loop.reason.clone(), loop.confidence.clone()),
         timing=Timing(time.perf_counter() - began, loop.seconds["body"], loop.seconds["head"]),
     )
+
+
+@dataclass
+class _Lookahead:
+    """What the coming forward has appended: the rows, and per sample how many, and how many of those are copies."""
+
+    rows: Superposed | None
+    counts: list[int]
+    copies: list[int]
+
+    def select(self, keep: list[int], device: torch.device) -> None:
+        self.counts, self.copies = [self.counts[i] for i in keep], [self.copies[i] for i in keep]
+        if self.rows is not None:
+            index = torch.tensor(keep, dtype=torch.int64, device=device)
+            self.rows = Superposed(*(t.index_select(0, index) for t in self.rows))
+
+
+@dataclass
+class _Deciding:
+    """The rows that decide in one forward: n masked targets, m of them with a copy."""
+
+    sample: Tensor
+    """(n,) which sample of the batch."""
+    slot: Tensor
+    """(n,) which of its targets."""
+    column: Tensor
+    """(n,) the target's canvas column."""
+    has_copy: Tensor
+    """(m,) indices into the n."""
+    copy_row: Tensor
+    """(m,) the row of the copy."""
 
 
 class _Loop:
@@ -112,79 +145,68 @@ class _Loop:
     ) -> None:
         self.canvas, self.backbone, self.config, self.strategy = canvas, backbone, config, strategy
         self.observers = observers
-        spec = canvas.spec
+        batch, device = len(canvas.sample), canvas.device
         # The mask token is never predicted, whatever its logit.
-        self.suppress = torch.tensor(sorted({spec.mask_token_id, *config.suppress_tokens}), device=canvas.device)
-        seeds = [config.seed] * len(canvas.sample) if isinstance(config.seed, int) else list(config.seed)
-        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=canvas.device)
+        self.suppress = torch.tensor(sorted({canvas.spec.mask_token_id, *config.suppress_tokens}), device=device)
+        seeds = [config.seed] * batch if isinstance(config.seed, int) else list(config.seed)
+        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
         self.state = strategy.start(canvas)
         self.memory: Memory | None = None
-        self.seconds = {"body": 0.0, "head": 0.0}
+        self.ahead = _Lookahead(None, [0] * batch, [0] * batch)
+        self.now = 0
 
         self.generated = canvas.ids[:, canvas.prompt :].clone()
         self.step, self.reason, self.confidence = canvas.step.clone(), canvas.reason.clone(), canvas.confidence.clone()
-        self.new_tokens = torch.zeros(len(canvas.sample), dtype=torch.int64, device=canvas.device)
-        self.nfe = [0] * len(canvas.sample)
-        self.token_forwards = [0] * len(canvas.sample)
+        self.new_tokens = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.nfe, self.token_forwards = [0] * batch, [0] * batch
+        self.seconds = {"body": 0.0, "head": 0.0}
 
-    def run(self) -> None:
+    def step_once(self) -> None:
+        """One forward: superposed rows in, commits out."""
         canvas, strategy = self.canvas, self.strategy
-        extra: Superposed | None = None
-        appended = [0] * len(canvas.sample)  # rows appended to each sample in the coming forward
-        now = 0
-        while canvas.sample:
-            now += 1
-            view = self._view(max(canvas.left))
-            rows, computed = CACHES[self.config.cache](canvas)
-            rows.switches, rows.backend = strategy.switches, self.config.backend
-            if extra is not None and max(appended):
-                rows = rows.append(extra, _round_up(max(appended), canvas.device))
-            hidden = self._timed("body", self.backbone.body, rows)
-            for i, member in enumerate(canvas.sample):
-                self.nfe[member] += 1
-                self.token_forwards[member] += computed[i] + appended[i]
+        self.now += 1
+        view = self._view(max(canvas.left))
+        rows = self._rows()
+        hidden = self._timed("body", self.backbone.body, rows)
 
-            sample, slot, column = _places(view.targets, canvas.left)
-            stats, top, bad = self._measure(hidden, rows, view, (sample, slot, column), now)
-            decision = strategy.accept(stats, view, self.state)
-            canvas.commit(
-                sample, column, decision.token[sample, slot], decision.reason[sample, slot], stats.prob1[sample, slot],
-                now,
-            )  # fmt: skip
-            if strategy.needs_candidates:
-                self._remember(sample, column - canvas.prompt, top)
-                extra = strategy.superpose(self._view(view.targets.shape[1]), self.state)
+        deciding = self._deciding(view.targets, rows)
+        stats, top, bad = self._measure(hidden, rows, view, deciding)
+        decision = strategy.accept(stats, view, self.state)
+        at = (deciding.sample, deciding.slot)
+        canvas.commit(
+            deciding.sample, deciding.column, decision.token[at], decision.reason[at], stats.prob1[at], self.now
+        )
+        if strategy.needs_candidates:
+            self._remember(deciding, top)
+            self.ahead.rows = strategy.superpose(self._view(view.targets.shape[1]), self.state)
 
-            # The one thing that the host reads in a step.
-            status = canvas.masks_and_eos()
-            counts = extra.count if extra is not None else torch.zeros_like(status[0])
-            *table, last = torch.cat([status.flatten(), counts, bad.any()[None]]).tolist()
-            if last:
-                self._report_bad(bad, view, rows, (sample, slot), now)
-            if self.observers:
-                self._tell_observers(now, view, decision, stats, (sample, slot, column), appended)
-            batch = len(canvas.sample)
-            left, eos, appended = (table[i * batch : (i + 1) * batch] for i in range(3))
-            stuck = [canvas.sample[i] for i in range(batch) if left[i] >= canvas.left[i]]
-            if stuck:
-                raise LeapError(f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {now}.")
-            canvas.left = left
+        # The one thing that the host reads in a step.
+        batch, before = len(canvas.sample), self.ahead.counts
+        *table, any_bad = torch.cat([canvas.masks_and_eos().flatten(), self._sizes(), bad.any()[None]]).tolist()
+        left, eos, counts, copies = (table[i * batch : (i + 1) * batch] for i in range(4))
+        if any_bad:
+            self._report_bad(bad, view, deciding)
+        if self.observers:
+            self._tell_observers(view, decision, stats, deciding, before)
+        stuck = [canvas.sample[i] for i in range(batch) if left[i] >= canvas.left[i]]
+        if stuck:
+            raise LeapError(f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}.")
+        canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
+        self._end_blocks(eos, hidden)
 
-            ended = [i for i in range(batch) if not left[i]]
-            done = {i for i in ended if canvas.is_last_block(i) or (self.config.early_stop and eos[i])}
-            moved = [i for i in ended if i not in done]
-            self._move(moved, hidden, rows)
-            if done:
-                keep = [i for i in range(batch) if i not in done]
-                self._retire(sorted(done), keep)
-                appended = [appended[i] for i in keep]
-                if extra is not None and keep:
-                    index = torch.tensor(keep, device=canvas.device)
-                    extra = Superposed(*(t.index_select(0, index) for t in extra))
-            if moved and strategy.needs_candidates and canvas.sample:
-                # A new block has candidates of its own: superpose again, the only step with a second host read.
-                extra = strategy.superpose(self._view(max(canvas.left)), self.state)
-                appended = extra.count.tolist() if extra is not None else [0] * len(canvas.sample)
+    def _rows(self) -> Rows:
+        """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
+        canvas, ahead = self.canvas, self.ahead
+        rows, computed = CACHES[self.config.cache](canvas)
+        rows.switches, rows.backend = self.strategy.switches, self.config.backend
+        most = max(ahead.counts)
+        if ahead.rows is not None and most:
+            # As many as needed on a CPU; a multiple of 32 on a GPU, so that shapes repeat.
+            rows = rows.append(ahead.rows, most if canvas.device.type == "cpu" else -(-most // 32) * 32)
+        for i, sample in enumerate(canvas.sample):
+            self.nfe[sample] += 1
+            self.token_forwards[sample] += computed[i] + ahead.counts[i]
+        return rows
 
     def _view(self, width: int) -> View:
         canvas = self.canvas
@@ -192,31 +214,40 @@ class _Loop:
         ids, counts = self.memory.at(targets - canvas.prompt) if self.memory else (None, None)
         return View(canvas.ids, canvas.pos, targets, ids, counts, canvas.spec, self.config.backend)
 
+    def _deciding(self, targets: Tensor, rows: Rows) -> _Deciding:
+        """The targets without the padding of ragged batches. The host knows how many, so nothing waits for a GPU."""
+        width = targets.shape[1]
+        flat = torch.nonzero_static((targets >= 0).flatten(), size=sum(self.canvas.left))[:, 0]
+        sample = torch.div(flat, width, rounding_mode="floor")
+        slot, column = flat - sample * width, targets.flatten()[flat].long()
+        if rows.copy_row is None:
+            return _Deciding(sample, slot, column, flat[:0], flat[:0])
+        copy_row = rows.copy_row[sample, slot]
+        has_copy = torch.nonzero_static(copy_row >= 0, size=sum(self.ahead.copies))[:, 0]
+        return _Deciding(sample, slot, column, has_copy, rows.base + copy_row[has_copy])
+
     def _measure(
-        self, hidden: Tensor, rows: Rows, view: View, place: tuple[Tensor, Tensor, Tensor], now: int
-    ) -> tuple[RowStatistics, Any, Tensor]:
+        self, hidden: Tensor, rows: Rows, view: View, deciding: _Deciding
+    ) -> tuple[RowStatistics, TopEta, Tensor]:
         """Head and `top_eta` on the rows that decide: the masked targets and their copies."""
-        sample, slot, column = place
-        shape = (view.targets.shape[0], view.targets.shape[1])
-        base_row = self._read_row(sample, column)
-        has_copy = copy_row = sample[:0]
-        if rows.copy_row is not None:
-            copy_row = rows.copy_row[sample, slot]
-            has_copy = (copy_row >= 0).nonzero()[:, 0]
-            copy_row = rows.base + copy_row[has_copy]
-        picked = torch.cat([sample, sample[has_copy]]), torch.cat([base_row, copy_row])
-        logits = self._timed("head", self.backbone.head, hidden[picked])
+        sample, column, n = deciding.sample, deciding.column, len(deciding.sample)
+        at = (
+            torch.cat([sample, sample[deciding.has_copy]]),
+            torch.cat([self._read_row(sample, column), deciding.copy_row]),
+        )
+        logits = self._timed("head", self.backbone.head, hidden[at])
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
-        n = len(sample)
-        base, copy = (type(top)(*(t[part] for t in top)) for part in (slice(n), slice(n, None)))
-        bad = ~top.lse.isfinite()
+        base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
+        predicted = base
         if self.config.temperature > 0:
             pos = view.pos[sample, column].long()
-            drawn = draw(logits[:n], self.config.temperature, self.seeds[sample], now, pos, self.suppress)
-            prob = (logits[:n].float().gather(1, drawn[:, None])[:, 0] - base.lse).exp()
-            base = base._replace(top1=drawn, prob1=prob)
-        flat = sample * shape[1] + slot
-        return RowStatistics.spread(flat, shape, base, copy, flat[has_copy]), base, bad
+            drawn = draw(logits[:n], self.config.temperature, self.seeds[sample], self.now, pos, self.suppress)
+            logit, best = (logits[:n].float().gather(1, t.clamp(min=0)[:, None])[:, 0] for t in (drawn, base.top1))
+            predicted = base._replace(top1=drawn, prob1=base.prob1 * (logit - best).exp())
+        shape = (view.targets.shape[0], view.targets.shape[1])
+        place = sample * shape[1] + deciding.slot
+        stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])
+        return stats, base, ~top.lse.isfinite()
 
     def _read_row(self, sample: Tensor, column: Tensor) -> Tensor:
         """The base row that predicts a column: its own, or the one before in shifted models."""
@@ -224,51 +255,74 @@ class _Loop:
             return column
         return column - (self.canvas.pos[sample, column] > 0).long()
 
-    def _remember(self, sample: Tensor, offset: Tensor, top: Any) -> None:
+    def _remember(self, deciding: _Deciding, top: TopEta) -> None:
+        canvas = self.canvas
         if self.memory is None:
-            canvas = self.canvas
             self.memory = Memory(len(canvas.sample), canvas.new_tokens, top.ids.shape[1], canvas.device)
         self.memory.forget()
-        self.memory.store(sample, offset, top)
+        self.memory.store(deciding.sample, deciding.column - canvas.prompt, top)
 
-    def _move(self, moved: list[int], hidden: Tensor, rows: Rows) -> None:
-        """Start the next block of samples that finished one, with the candidates this forward saw there."""
+    def _sizes(self) -> Tensor:
+        """(2 B,): appended rows of each sample, then copies of each."""
+        rows = self.ahead.rows
+        if rows is None:
+            return torch.zeros(2 * len(self.canvas.sample), dtype=torch.int64, device=self.canvas.device)
+        return torch.cat([rows.count.long(), (rows.copy_row >= 0).sum(1)])
+
+    def _end_blocks(self, eos: list[int], hidden: Tensor) -> None:
+        """Move samples that finished a block to the next one, and those that finished their last out of the batch."""
         canvas = self.canvas
-        covered = [i for i in moved if canvas.covers_next_block(i)]
-        for i in moved:
-            canvas.advance(i)
-        if not covered or self.memory is None:
+        ended = [i for i, left in enumerate(canvas.left) if not left]
+        done = [i for i in ended if canvas.is_last_block(i) or (self.config.early_stop and eos[i])]
+        moved = [i for i in ended if i not in done]
+        if moved:
+            covered = [i for i in moved if canvas.covers_next_block(i)]
+            canvas.advance(moved)
+            self._look_into(covered, hidden)
+        if done:
+            self._retire(done)
+        if moved and self.strategy.needs_candidates:
+            # A new block has candidates of its own: superpose again. Only here the host reads a second time.
+            self.ahead.rows = self.strategy.superpose(self._view(max(canvas.left)), self.state)
+            sizes, batch = self._sizes().tolist(), len(canvas.sample)
+            self.ahead.counts, self.ahead.copies = sizes[:batch], sizes[batch:]
+
+    def _look_into(self, samples: list[int], hidden: Tensor) -> None:
+        """Remember the candidates that the forward just made has for the blocks these samples are entering."""
+        canvas = self.canvas
+        if self.memory is None or not samples:
             return
-        places = [(i, canvas.prompt + offset) for i in covered for offset in range(*canvas.span(i, canvas.block[i]))]
+        places = [(i, canvas.prompt + offset) for i in samples for offset in range(*canvas.span(i, canvas.block[i]))]
         sample, column = torch.tensor(places, device=canvas.device).T
         logits = self._timed("head", self.backbone.head, hidden[sample, self._read_row(sample, column)])
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
         self.memory.store(sample, column - canvas.prompt, top)
 
-    def _retire(self, done: list[int], keep: list[int]) -> None:
+    def _retire(self, done: list[int]) -> None:
         """Take finished samples out of the batch; behind an EOS stands padding."""
         canvas = self.canvas
+        keep = [i for i in range(len(canvas.sample)) if i not in done]
         index = torch.tensor(done, device=canvas.device)
         target = torch.tensor([canvas.sample[i] for i in done], device=canvas.device)
         tokens = canvas.ids[index, canvas.prompt :]
         eos = canvas.is_eos(tokens)
-        seen = eos.cumsum(1)
-        behind = (seen - eos.long()) > 0
+        behind = eos.cumsum(1) - eos.long() > 0
         if self.config.early_stop:
             first = tokens.gather(1, eos.long().argmax(1, keepdim=True))
             fill = canvas.spec.pad_token_id
             tokens = torch.where(behind, first if fill is None else fill, tokens)
         self.generated[target] = tokens
         self.new_tokens[target] = (~behind).sum(1)
-        for name in ("step", "reason", "confidence"):
-            getattr(self, name)[target] = getattr(canvas, name)[index]
-        canvas.select(keep)
+        self.step[target], self.reason[target] = canvas.step[index], canvas.reason[index]
+        self.confidence[target] = canvas.confidence[index]
+
         kept = torch.tensor(keep, dtype=torch.int64, device=canvas.device)
+        canvas.select(keep)
         self.seeds = self.seeds[kept]
-        if self.memory is not None:
-            self.memory.select(kept)
-        if self.state is not None:
-            self.state.select(kept)
+        self.ahead.select(keep, canvas.device)
+        for follower in (self.memory, self.state):
+            if follower is not None:
+                follower.select(kept)
 
     def _timed(self, what: str, call: Callable[..., Tensor], *args: Any) -> Tensor:
         began = time.perf_counter()
@@ -276,52 +330,32 @@ class _Loop:
         self.seconds[what] += time.perf_counter() - began
         return out
 
-    def _report_bad(self, bad: Tensor, view: View, rows: Rows, place: tuple[Tensor, Tensor], now: int) -> None:
-        sample, slot = place
-        which = int(bad.nonzero()[0])
-        is_copy = which >= len(sample)
-        if is_copy:
-            assert rows.copy_row is not None
-            which = int((rows.copy_row[sample, slot] >= 0).nonzero()[which - len(sample)])
-        i = int(sample[which])
-        position = int(view.pos[i, int(view.targets[i, int(slot[which])])])
-        row = f"the mask copy (kind {COPY}) for" if is_copy else "the base row of"
+    def _report_bad(self, bad: Tensor, view: View, deciding: _Deciding) -> None:
+        """Raise with the first row whose logits decide nothing."""
+        row, n = int(bad.nonzero()[0]), len(deciding.sample)
+        of_copy = row >= n
+        row = int(deciding.has_copy[row - n]) if of_copy else row
+        sample = int(deciding.sample[row])
         raise BadLogitsError(
-            f"NaN, +inf or no finite logit at step {now} on {row} position {position} of sample "
-            f"{self.canvas.sample[i]}. Check the weights and dtype of the model (bfloat16 overflows less than float16)."
+            f"NaN, +inf or no finite logit at step {self.now}, position {int(view.pos[sample, deciding.column[row]])} "
+            f"of sample {self.canvas.sample[sample]} ({'mask copy' if of_copy else 'base row'}). "
+            "Check the model's weights and dtype (float16 overflows where bfloat16 does not) and suppress_tokens."
         )
 
     def _tell_observers(
-        self, now: int, view: View, decision: Decision, stats: RowStatistics,
-        place: tuple[Tensor, Tensor, Tensor], appended: list[int],
-    ) -> None:  # fmt: skip
-        sample, slot, column = place
-        taken = (decision.reason[sample, slot] > 0).nonzero()[:, 0]
-        sample, slot, column = sample[taken], slot[taken], column[taken]
+        self, view: View, decision: Decision, stats: RowStatistics, deciding: _Deciding, appended: list[int]
+    ) -> None:
+        canvas = self.canvas
+        taken = (decision.reason[deciding.sample, deciding.slot] > 0).nonzero()[:, 0]
+        at = (deciding.sample[taken], deciding.slot[taken])
         event = StepEvent(
-            step=now,
-            sample=[self.canvas.sample[i] for i in sample.tolist()],
-            index=(column - self.canvas.prompt).tolist(),
-            token=decision.token[sample, slot].tolist(),
-            reason=decision.reason[sample, slot].tolist(),
-            confidence=stats.prob1[sample, slot].tolist(),
-            appended=dict(zip(self.canvas.sample, appended, strict=True)),
+            step=self.now,
+            sample=[canvas.sample[i] for i in at[0].tolist()],
+            index=(deciding.column[taken] - canvas.prompt).tolist(),
+            token=decision.token[at].tolist(),
+            reason=decision.reason[at].tolist(),
+            confidence=stats.prob1[at].tolist(),
+            appended=dict(zip(canvas.sample, appended, strict=True)),
         )
         for observer in self.observers:
             observer(event)
-
-
-def _places(targets: Tensor, left: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """(sample, slot, column) of every target, each (n,): the padding of ragged batches left out.
-
-    The host knows how many there are, so nothing waits for the device.
-    """
-    width = targets.shape[1]
-    flat = torch.nonzero_static((targets >= 0).flatten(), size=sum(left))[:, 0]
-    sample = torch.div(flat, width, rounding_mode="floor")
-    return sample, flat - sample * width, targets.flatten()[flat].long()
-
-
-def _round_up(width: int, device: torch.device) -> int:
-    """Appended rows to compute: exactly as many on a CPU, a multiple of 32 on a GPU so that shapes repeat."""
-    return width if device.type == "cpu" else -(-width // 32) * 32

@@ -13,6 +13,7 @@ from torch import Tensor
 from .config import DecodeConfig
 from .errors import InputError, ModelError, expected
 from .models.spec import ModelSpec
+from .ops.backends import choose
 
 __all__ = ["Prompts", "check"]
 
@@ -54,6 +55,7 @@ def check(
                 f"model has {spec.max_positions}. Shorten the prompt or pass a smaller max_new_tokens."
             )
     _check_settings(len(prompts.prompts), spec, config)
+    choose(config.backend, prompts.columns.device)
     return prompts
 
 

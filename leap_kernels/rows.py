@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,37 +39,33 @@ class Rows:
     window: int = 0
     switches: Switches = field(default_factory=Switches)
     backend: str = "auto"
-    _mask: Tensor | None = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def slot(self) -> Tensor:
         """(B, R) int32: where a row's keys and values go; without a cache, its own index."""
         return torch.arange(self.token.shape[1], dtype=torch.int32, device=self.token.device).expand_as(self.pos)
 
     @property
     def dense(self) -> bool:
-        """Whether attention uses torch's SDPA with `mask()` (CPU, reference) instead of the kernel."""
+        """Whether attention uses torch's SDPA with `mask` (CPU, reference) instead of the kernel."""
         return self.backend == "reference" or (self.backend == "auto" and self.token.device.type != "cuda")
 
-    def has_padding(self) -> bool:
-        """Whether any row is padding. Looks at the device."""
+    @cached_property
+    def padded(self) -> bool:
+        """Whether any row is padding. Looks at the device, once a forward."""
         return bool((self.kind == PADDING).any())
 
+    @cached_property
     def dense_mask(self) -> Tensor:
         """(B, 1, R, R) bool, True where row a (second to last axis) sees row b; built once a forward."""
-        if self._mask is None:
-            rule = (self.pos, self.hide, self.kind)
-            keys = (self.pos, self.kind, self.hide)
-            self._mask = visible(
-                *rule, self.slot, *keys, None, self.block_causal, self.window, self.switches.bits
-            )[:, None]  # fmt: skip
-        return self._mask
+        queries, keys = (self.pos, self.hide, self.kind, self.slot), (self.pos, self.kind, self.hide)
+        return visible(*queries, *keys, None, self.block_causal, self.window, self.switches.bits)[:, None]
 
+    @cached_property
     def mask(self) -> Tensor | None:
-        """`dense_mask()`, or None where every row sees every row."""
-        if self._mask is None and not self.block_causal and not self.window and bool((self.kind == BASE).all()):
-            return None
-        return self.dense_mask()
+        """`dense_mask`, or None where every row sees every row."""
+        everything = not self.block_causal and not self.window and bool((self.kind == BASE).all())
+        return None if everything else self.dense_mask
 
     def append(self, extra: Superposed, width: int) -> Rows:
         """These rows with the first `width` appended rows of every sample behind them."""

@@ -125,7 +125,7 @@ class FunctionBackbone:
     def __exit__(self, *error: object) -> None: ...
 
     def body(self, rows: Rows) -> Tensor:
-        if "attention_mask" not in self._named and rows.mask() is not None:
+        if "attention_mask" not in self._named and rows.mask is not None:
             raise ModelError(
                 "this model takes no attention_mask, so padding and lookahead rows cannot be hidden from it. "
                 "Decode one prompt at a time without LEAP, or give the callable an attention_mask argument."
@@ -134,7 +134,7 @@ class FunctionBackbone:
         if "position_ids" in self._named:
             keywords["position_ids"] = rows.pos.long()
         if "attention_mask" in self._named:
-            keywords["attention_mask"] = rows.dense_mask()
+            keywords["attention_mask"] = rows.dense_mask
         out = self._function(rows.token, **keywords)
         logits: Tensor = getattr(out, "logits", out)
         return logits

@@ -71,7 +71,7 @@ def choose(backend: str, device: torch.device, *, limit: str = "") -> str:
     check_name(backend)
     if backend == "reference" or (backend == "auto" and device.type != "cuda"):
         return "reference"
-    reason = limit or why_no_triton(device)
+    reason = why_no_triton(device) or limit
     if not reason:
         return "triton"
     if backend == "triton":

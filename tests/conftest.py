@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures and options shared by all tiers. Imports nothing of the package, whose kernels read TRITON_INTERPRET at import."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--min-passed", type=int, default=0, help="fail unless at least this many tests passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread a process: the models are small, and two test processes share two cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A tier that ran nothing has shown nothing; in CI a skipped test has not run either."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or session.config.option.collectonly or exitstatus not in (0, 5):
+        return
+    passed, skipped = (len(reporter.stats.get(what, [])) for what in ("passed", "skipped"))
+    least = session.config.getoption("--min-passed")
+    if passed < least:
+        reporter.write_line(f"ERROR: {passed} tests passed, this tier must run at least {least}", red=True)
+        session.exitstatus = 1
+    elif skipped and os.environ.get("CI") == "true":
+        reporter.write_line(f"ERROR: {skipped} tests were skipped, and CI has every tool they need", red=True)
+        session.exitstatus = 1
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The bundled model."""
+    import leap_kernels
+
+    return leap_kernels.load("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    import leap_kernels
+
+    return leap_kernels.load_tokenizer("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_prompts() -> dict[str, list[list[int]]]:
+    """Prompt ids of the bundled problems, by task."""
+    from leap_kernels.models.load import TINY
+
+    prompts: dict[str, list[list[int]]] = {}
+    for line in (TINY / "problems.jsonl").read_text().splitlines():
+        problem = json.loads(line)
+        prompts.setdefault(problem["task"], []).append(problem["prompt_ids"])
+    return prompts
+
+
+@pytest.fixture(scope="session")
+def parity() -> list[dict]:
+    """What the authors' public code gave on the bundled model."""
+    return json.loads((DATA / "parity.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def measured() -> list[dict]:
+    """What an independent implementation measured on the bundled model."""
+    return json.loads((DATA / "measured.json").read_text())

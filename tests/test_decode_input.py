@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `decode` refuses, before the first forward, and what it says then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_models import SPEC, random_llama
+
+from leap_kernels import DecodeConfig, ModelSpec, Strategy, decode
+from leap_kernels.errors import BackendError, ConfigError, InputError, LeapError, ModelError
+from leap_kernels.strategies import Decision, Leap, Threshold
+
+IDS = torch.tensor([[5, 6, 7]])
+
+
+def never(input_ids, position_ids, attention_mask):
+    raise AssertionError("a forward ran although the input is bad")
+
+
+def refused(error, match, *args, model=never, spec=SPEC, **options):
+    with pytest.raises(error, match=match):
+        decode(model, *(args or (IDS,)), spec=spec, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "match"),
+    [
+        ("max_new_tokens", [0, -1, 2.5, True, "8"], "max_new_tokens must be a whole number of at least 1, got"),
+        ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
+        ("strategy", ["magic", 7], "strategy must be one of full, threshold, leap, or a Strategy object, got"),
+        ("cache", ["dual", None], "cache must be one of none, got"),
+        ("temperature", [-0.1, float("nan"), float("inf"), "hot"], "temperature must be a finite number"),
+        ("seed", [1.5, "a", [0, 1.5]], "seed must be a whole number, or one a sample"),
+        ("eta", [0.0, 1 / 65, 1.01, float("nan"), "x"], r"eta must be a number in \[0.015625, 1\], got"),
+        ("tau", [-0.1, 1.1, float("nan")], r"tau must be a number in \[0, 1\], got"),
+        ("threshold", [-0.1, 1.1, float("nan")], r"threshold must be a number in \[0, 1\], got"),
+        ("copy_threshold", [2], r"copy_threshold must be a number in \[0, 1\], got"),
+        ("suppress_tokens", [[-1], [1.5], 3.0], "suppress_tokens must be token ids of at least 0"),
+        ("eos_token_id", [-1, ["a"]], "eos_token_id must be token ids of at least 0"),
+    ],
+)
+def test_settings_out_of_range(name, values, match):
+    for value in values:
+        refused(ConfigError, match, **{name: value})
+
+
+def test_unknown_backends_and_backends_that_cannot_run():
+    refused(ConfigError, "backend must be one of auto, reference, triton", backend="cublas")
+    refused(BackendError, "optional CUDA extension", backend="cuda")
+    refused(BackendError, r'backend="triton" needs a CUDA GPU.*TRITON_INTERPRET=1.*Use backend=', backend="triton")
+
+
+def test_unknown_arguments_are_refused_by_name():
+    refused(ConfigError, "unknown argument steps for strategy 'leap'", steps=4)
+    refused(
+        ConfigError, "unknown argument tau for strategy 'threshold'. It knows: threshold", strategy="threshold", tau=0.5
+    )
+    refused(
+        ConfigError,
+        "unknown argument threshold for strategy 'full'. It knows: no options",
+        strategy="full",
+        threshold=0.5,
+    )
+    refused(ConfigError, "return_token_type_ids=False", token_type_ids=torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        (torch.tensor([[5.0]]), "input_ids.dtype must be int64, got torch.float32"),
+        (torch.tensor([[True]]), "input_ids.dtype must be int64, got torch.bool"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), r"input_ids.shape must be \(B, P\)"),
+        (torch.zeros(0, 3, dtype=torch.int64), r"input_ids.shape must be \(B, P\) with B >= 1"),
+        (torch.tensor(5), r"input_ids.shape must be \(B, P\)"),
+        ([], "input_ids must be at least one prompt, got an empty list"),
+        ("a text", "input_ids must be a tensor or a list of 1-D tensors, got str. Tokenize"),
+        (None, "input_ids must be a tensor or a list of 1-D tensors, got NoneType"),
+        ([[5, 6]], r"input_ids\[0\] must be a 1-D int64 tensor, got list"),
+        ([torch.tensor([5]), torch.tensor([0.5])], r"input_ids\[1\] must be a 1-D int64 tensor"),
+        (torch.tensor([[5, 23]]), r"ids of sample 0 must be in \[0, 23\), got values from 5 to 23"),
+        (torch.tensor([[5, 6], [-1, 6]]), r"ids of sample 1 must be in \[0, 23\), got values from -1"),
+    ],
+)
+def test_prompts_that_are_none(ids, match):
+    refused(InputError, match, ids)
+
+
+@pytest.mark.parametrize(
+    ("mask", "match"),
+    [
+        (torch.ones(1, 4, dtype=torch.int64), r"attention_mask.shape must be that of input_ids \(1, 3\), got \(1, 4\)"),
+        (torch.ones(3, dtype=torch.int64), "attention_mask.shape"),
+        ([1, 1, 1], "attention_mask.shape must be that of input_ids .* got list"),
+        (torch.tensor([[1, 2, 1]]), "attention_mask must be 1 on tokens and 0 on padding"),
+        (torch.tensor([[1.0, 0.5, 1.0]]), "attention_mask must be 1 on tokens and 0 on padding"),
+        (torch.tensor([[1, 0, 1]]), "attention_mask of sample 0 has padding on both sides or inside"),
+        (torch.tensor([[0, 1, 0]]), "attention_mask of sample 0 has padding on both sides or inside"),
+    ],
+)
+def test_attention_masks_that_are_none(mask, match):
+    refused(InputError, match, IDS, mask)
+
+
+def test_a_list_takes_no_attention_mask():
+    refused(InputError, "a list of prompts needs none", [IDS[0]], torch.ones(1, 3))
+
+
+def test_devices_must_agree():
+    model = random_llama().to("meta")
+    refused(InputError, r"input_ids are on cpu, the model is on meta. Move them", model=model)
+
+
+def test_position_limit():
+    spec = ModelSpec(mask_token_id=0, max_positions=10, vocab_size=23)
+    refused(InputError, "sample 1 needs 3 . max_new_tokens 8 = 11 positions, the model has 10",
+            [IDS[0, :2], IDS[0]], spec=spec, max_new_tokens=8)  # fmt: skip
+
+
+def test_seeds_and_suppressed_ids_must_fit():
+    refused(InputError, "one for each of the 1 samples, got 2 numbers", seed=[1, 2])
+    refused(InputError, r"suppress_tokens must be in \[0, 23\)", suppress_tokens=[23])
+
+
+def test_models_without_a_mask_token():
+    refused(ModelError, "no mask token known for function: leap_kernels decodes masked-diffusion", spec=None)
+    refused(ModelError, "no mask token known for LlamaForCausalLM", model=random_llama(), spec=None)
+    out = decode(random_llama(), IDS, mask_token_id=0, max_new_tokens=2)
+    assert not (out.sequences == 0).any()
+
+
+def test_specs_that_contradict_themselves():
+    for options, match in [
+        ({"mask_token_id": -1}, "mask_token_id must be in"),
+        ({"mask_token_id": 30, "vocab_size": 23}, r"mask_token_id must be in \[0, 23\), got 30"),
+        ({"mask_token_id": 3, "eos_token_ids": (3,)}, "mask_token_id 3 is also the pad or an EOS id"),
+        ({"mask_token_id": 3, "pad_token_id": 3}, "mask_token_id 3 is also the pad or an EOS id"),
+        ({"mask_token_id": 3, "eos_token_ids": (99,), "vocab_size": 23}, r"eos_token_ids\[0\] must be in"),
+        ({"mask_token_id": 3, "shift": 2}, "shift must be 0 or 1"),
+        ({"mask_token_id": 3, "block_causal_length": -4}, "block_causal_length must be at least 0"),
+    ]:
+        with pytest.raises(ModelError, match=match):
+            ModelSpec(**options)
+
+
+def test_blocks_must_divide_block_causal_ones():
+    spec = ModelSpec(mask_token_id=0, block_causal_length=8, vocab_size=23)
+    refused(ModelError, "block_length 3 must divide the model's block-causal length 8", spec=spec, block_length=3)
+
+
+def test_things_that_are_no_model():
+    refused(
+        ModelError, "model must be a transformers model or a callable .* got str", model="GSAI-ML/LLaDA-8B-Instruct"
+    )
+    headless = random_llama().model
+    refused(ModelError, "has no language-model head", model=headless)
+    training = random_llama().train()
+    refused(ModelError, "training mode.*Call model.eval", model=training)
+
+
+def test_a_callable_without_masks_runs_everything_but_leap():
+    inner = random_llama(4)
+
+    def plain(input_ids):
+        with torch.inference_mode():
+            return inner(input_ids, attention_mask=torch.ones(1, 1, *[input_ids.shape[1]] * 2, dtype=torch.bool)).logits
+
+    refused(ModelError, "strategy 'leap' needs a model that takes position_ids and a 4-D attention_mask", model=plain)
+    options = {"spec": SPEC, "max_new_tokens": 6, "block_length": 3}
+    for strategy in ("full", "threshold"):
+        a = decode(plain, IDS, strategy=strategy, **options)
+        b = decode(inner, IDS, strategy=strategy, **options)
+        assert torch.equal(a.sequences, b.sequences)
+    with pytest.raises(ModelError, match="takes no attention_mask"):
+        decode(plain, [IDS[0], IDS[0, :1]], strategy="full", **options)
+
+
+def test_strategies_that_do_nothing():
+    class Lazy(Strategy):
+        def accept(self, stats, view, state):
+            return Decision(stats.top1, torch.zeros_like(view.targets))
+
+    class Unfinished(Strategy):
+        pass
+
+    options = {"spec": SPEC, "max_new_tokens": 2}
+    with pytest.raises(LeapError, match="strategy 'custom' committed no token of sample 0 at step 1"):
+        decode(random_llama(), IDS, strategy=Lazy(), **options)
+    with pytest.raises(TypeError, match="Unfinished is a Strategy without an accept"):
+        decode(random_llama(), IDS, strategy=Unfinished(), **options)
+
+
+def test_configs_are_checked_when_made_and_keywords_win():
+    with pytest.raises(ConfigError, match="block_length"):
+        DecodeConfig(block_length=0)
+    refused(ConfigError, "config must be a DecodeConfig, got dict", config={"block_length": 4})
+    config = DecodeConfig(max_new_tokens=5, block_length=2, strategy=Threshold(0.6))
+    assert decode(random_llama(), IDS, spec=SPEC, config=config).generated.shape == (1, 5)
+    assert decode(random_llama(), IDS, spec=SPEC, config=config, max_new_tokens=3).generated.shape == (1, 3)
+    with pytest.raises(ConfigError, match="unknown argument tau"):
+        decode(random_llama(), IDS, spec=SPEC, config=config, tau=0.5)
+
+
+def test_recommended_settings_count_unless_a_config_is_given():
+    spec = ModelSpec(mask_token_id=0, vocab_size=23, defaults={"max_new_tokens": 4, "tau": 0.5})
+    assert decode(random_llama(), IDS, spec=spec).generated.shape == (1, 4)
+    assert decode(random_llama(), IDS, spec=spec, max_new_tokens=3).generated.shape == (1, 3)
+    assert decode(random_llama(), IDS, spec=spec, config=DecodeConfig(max_new_tokens=6)).generated.shape == (1, 6)
+
+
+def test_recommended_options_of_another_strategy_do_not_get_in_the_way():
+    """A checkpoint that recommends a tau for LEAP can still be decoded by threshold."""
+    spec = ModelSpec(mask_token_id=0, vocab_size=23, defaults={"max_new_tokens": 4, "tau": 0.5})
+    assert decode(random_llama(), IDS, spec=spec, strategy="threshold").generated.shape == (1, 4)
+    assert decode(random_llama(), IDS, spec=spec, strategy=Leap(tau=0.6)).generated.shape == (1, 4)
+
+
+def test_one_dimensional_prompts_and_int32():
+    a = decode(random_llama(), IDS[0], spec=SPEC, max_new_tokens=4)
+    b = decode(random_llama(), IDS.int(), torch.ones_like(IDS), spec=SPEC, max_new_tokens=4)
+    c = decode(random_llama(), IDS[0], torch.ones(3), spec=SPEC, max_new_tokens=4)
+    assert torch.equal(a.sequences, b.sequences)
+    assert torch.equal(a.sequences, c.sequences)
+
+
+def test_an_empty_prompt_is_legal():
+    for ids in (torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
+        out = decode(random_llama(), ids, spec=SPEC, max_new_tokens=5, block_length=2)
+        assert out.sequences.shape == (1, 5)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`decode` against a slow, independent decoder that builds dense masks and calls the model's plain forward."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from oracle import decode_one
+from plain_llada import PlainLlada
+from random_models import plain_forward, random_llama
+
+from leap_kernels import ModelSpec, decode
+from leap_kernels.models.load import TINY
+
+REASONS = ["", "confident", "converged", "forced"]
+
+
+def assert_same(out, oracle, *, steps: bool = True, sample: int = 0) -> None:
+    assert out.generated[sample].tolist() == oracle.tokens
+    assert out.nfe[sample].item() == oracle.nfe
+    assert out.token_forwards[sample].item() == oracle.token_forwards
+    if steps:
+        assert out.history.step[sample].tolist() == oracle.steps
+        assert [REASONS[r] for r in out.history.reason[sample].tolist()] == oracle.reasons
+
+
+@pytest.fixture(scope="module")
+def original():
+    """The bundled checkpoint, read by the plain-torch implementation of LLaDA."""
+    return PlainLlada.from_folder(TINY)
+
+
+@pytest.mark.parametrize("strategy", ["leap", "threshold", "full"])
+@pytest.mark.parametrize("source", ["plain torch", "transformers"])
+def test_bundled_model_gives_the_oracles_tokens(tiny, tiny_prompts, original, strategy, source):
+    forward = original if source == "plain torch" else plain_forward(tiny)
+    count = {"full": 1, "threshold": 3, "leap": 4}[strategy]
+    for prompts in tiny_prompts.values():
+        for prompt in prompts[10 : 10 + count]:
+            oracle = decode_one(
+                forward, prompt, mask_id=1, eos_ids=(2,), pad_id=0, max_new_tokens=64, strategy=strategy
+            )
+            out = decode(tiny, torch.tensor(prompt), strategy=strategy)
+            # `full` orders tokens whose float32 confidences are all but 1; that order is rounding, the tokens are not.
+            assert_same(out, oracle, steps=strategy != "full")
+
+
+def test_public_code_gives_the_same_tokens(tiny, parity):
+    """Tokens and forwards of the authors' LLaDA and Fast-dLLM code, in batches of prompts of different lengths."""
+    prompts = [torch.tensor(case["prompt_ids"]) for case in parity]
+    settings = {"full": {}, "threshold_0.9": {"threshold": 0.9}, "threshold_0.6": {"threshold": 0.6}}
+    for name, options in settings.items():
+        out = decode(tiny, prompts, strategy=name.split("_")[0], early_stop=False, **options)
+        assert out.generated.tolist() == [case["runs"][name]["ids"] for case in parity]
+        assert out.nfe.tolist() == [case["runs"][name]["nfe"] for case in parity]
+
+
+@pytest.mark.slow
+def test_measured_figures_are_reproduced(tiny, tiny_tokenizer, measured):
+    """Right answers, steps and token forwards of the independent implementation, within 1 %."""
+    from leap_kernels.models.tiny import is_right, problems
+
+    for figures in measured:
+        chosen = problems(figures["task"])[:60]
+        prompts = [torch.tensor(tiny_tokenizer(p.prompt)["input_ids"]) for p in chosen]
+        options = {"threshold": figures["threshold"]}
+        parts = [decode(tiny, prompts[i : i + 10], strategy=figures["strategy"], **options) for i in range(0, 60, 10)]
+        texts = [text for part in parts for text in part.text(tiny_tokenizer)]
+        right = sum(is_right(p, text) for p, text in zip(chosen, texts, strict=True))
+        assert right == pytest.approx(figures["right"], rel=0.01)
+        for name in ("nfe", "token_forwards"):
+            mean = torch.cat([getattr(part, name) for part in parts]).double().mean().item()
+            assert mean == pytest.approx(figures[name], rel=0.01), (name, figures)
+
+
+def random_case(rng: random.Random) -> tuple[dict, ModelSpec, list[list[int]]]:
+    """Settings of one random decode: oracle keywords, spec, and three prompts of different lengths."""
+    block_causal = rng.choice([0, 0, 0, 4, 8])
+    block = rng.choice([1, 2, 4] if block_causal == 4 else [2, 4, 8]) if block_causal else rng.randint(1, 9)
+    shift = rng.choice([0, 1])
+    options = {
+        "max_new_tokens": rng.randint(1, 20),
+        "block_length": block,
+        "strategy": rng.choice(["leap", "leap", "leap", "leap", "threshold", "full"]),
+        "threshold": rng.choice([0.5, 0.9, 0.99]),
+        "tau": rng.choice([0.0, 0.3, 0.7]),
+        "eta": rng.choice([0.05, 0.2, 0.5, 1.0]),
+        "keep_confident": rng.random() < 0.7,
+        "copy_threshold": rng.choice([0.0, 0.0, 0.6]),
+        "require_lookahead": rng.random() < 0.3,
+        "early_stop": rng.random() < 0.7,
+    } | {
+        name: rng.random() < 0.6
+        for name in (
+            "copy_sees_original", "copies_see_copies", "candidates_see_candidates", "candidates_see_copies",
+        )
+    }  # fmt: skip
+    spec = ModelSpec(
+        mask_token_id=0,
+        eos_token_ids=rng.choice([(), (1,), (1, 5)]),
+        pad_token_id=rng.choice([None, 2]),
+        shift=shift,
+        block_causal_length=block_causal,
+        vocab_size=23,
+    )
+    # A mask token in a prompt stays what it is.
+    prompts = [[rng.choice([0, *range(3, 23)]) for _ in range(rng.randint(0, 9))] for _ in range(3)]
+    return options, spec, prompts
+
+
+def check_random_case(seed: int) -> tuple[dict, ModelSpec, set[int]]:
+    """Decode three ragged prompts in one batch and compare each with the oracle; returns what the case exercised."""
+    rng = random.Random(seed)
+    options, spec, prompts = random_case(rng)
+    suppress = tuple(rng.sample(range(3, 23), rng.randint(0, 2)))
+    # `full` ranks by confidence alone, and confidences that saturate at 1 in float32 are ranked by rounding.
+    sharpness = 6.0 if options["strategy"] == "full" else rng.choice([6.0, 15.0, 30.0])
+    model = random_llama(seed, kv_heads=rng.choice([1, 2, 4]), sharpness=sharpness)
+    kept = ("max_new_tokens", "block_length", "strategy", "early_stop")
+    if options["strategy"] == "threshold":
+        kept += ("threshold",)
+    ours = options if options["strategy"] == "leap" else {name: options[name] for name in kept}
+    out = decode(
+        model, [torch.tensor(p, dtype=torch.int64) for p in prompts], spec=spec, suppress_tokens=suppress, **ours
+    )
+    for i, prompt in enumerate(prompts):
+        oracle = decode_one(
+            plain_forward(model), prompt, mask_id=0, eos_ids=spec.eos_token_ids, pad_id=spec.pad_token_id,
+            shift=spec.shift, block_causal=spec.block_causal_length, suppress=suppress, **options,
+        )  # fmt: skip
+        assert_same(out, oracle, sample=i)
+    return options, spec, set(out.history.reason.flatten().tolist())
+
+
+@pytest.mark.filterwarnings("ignore:the prompt holds mask tokens")
+def test_random_configurations_give_the_oracles_tokens():
+    """Ragged batches over strategies, blocks, shift, block-causal masks, GQA, switches and options, in float64."""
+    seen: set = set()
+    for seed in range(60):
+        options, spec, reasons = check_random_case(seed)
+        seen |= {options["strategy"], ("shift", spec.shift), ("block causal", spec.block_causal_length), *reasons}
+    wanted = {
+        "leap",
+        "threshold",
+        "full",
+        ("shift", 0),
+        ("shift", 1),
+        ("block causal", 0),
+        ("block causal", 4),
+        0,
+        1,
+        2,
+        3,
+    }
+    assert wanted <= seen, "the cases no longer exercise everything they are there for"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the prompt holds mask tokens")
+def test_a_thousand_random_configurations():
+    for seed in range(1000, 2000):
+        check_random_case(seed)
