@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures and options shared by all tiers. Imports nothing of the package, whose kernels read TRITON_INTERPRET at import."""
+"""Fixtures and options of all tiers. Imports nothing of the package: its kernels read TRITON_INTERPRET at import."""
 
 from __future__ import annotations
 
