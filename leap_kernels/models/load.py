@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from .registry import entry_for
 from .spec import ModelSpec
 
 __all__ = ["TINY", "load", "load_tokenizer"]
+
+TESTED_TRANSFORMERS = ("5.0", "5.24")  # oldest and newest release that the tests have run with
 
 TINY = Path(__file__).parent / "tiny"  # the bundled model, named "tiny"
 
@@ -43,6 +47,7 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
 
     from ..attention import NAME, register
 
+    _warn_untested(transformers.__version__)
     folder = _resolve(path_or_repo)
     raw = _config_dict(folder)
     name, entry = entry_for(raw)
@@ -115,6 +120,18 @@ def spec_of(model: Any) -> ModelSpec | None:
         return entry_for(raw)[1].spec(raw)
     except (ModelError, KeyError):
         return None
+
+
+@functools.cache
+def _warn_untested(version: str) -> None:
+    """One warning, never a refusal, where transformers is newer than what the tests have seen."""
+    oldest, newest = TESTED_TRANSFORMERS
+    if tuple(map(int, version.split(".")[:2])) > tuple(map(int, newest.split("."))):
+        warnings.warn(
+            f"transformers {version} is newer than what leap_kernels is tested with ({oldest} to {newest}); "
+            "if results look wrong, compare with a tested release.",
+            stacklevel=3,
+        )
 
 
 def _resolve(path_or_repo: str | Path) -> str:
