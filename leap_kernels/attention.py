@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -52,6 +53,8 @@ def attend(
     With `leap` the rows' metadata is the whole visibility rule and `attention_mask` is not read.
     Raises InputError for settings that the rows do not carry, and for dropout.
     """
+    if other.get("s_aux") is not None:  # SDPA would drop attention sinks without a word
+        raise InputError('attention backend "leap" cannot honour s_aux (attention sinks) of this model.')
     # LLaDA rotates in float32: queries and keys then arrive wider than the values.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if leap is None:
@@ -64,13 +67,14 @@ def attend(
     for name in _CHANGES_ATTENTION:
         if other.get(name) is not None and not (name == "sliding_window" and other[name] == leap.window):
             raise InputError(f'attention backend "leap" cannot honour {name}={other[name]} of this model.')
+    _check_fit(leap, query, other.get("position_ids"))
     if dropout:
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
     if leap.dense:
         mask = leap.mask
-        if leap.padded:  # a NaN in a row that nobody sees must not reach the others
+        if leap.padded:  # padding gives 0, and a NaN in it must not reach the others
             unused = (leap.kind < 0)[:, None, :, None]
-            key, value = key.masked_fill(unused, 0), value.masked_fill(unused, 0)
+            query, key, value = (t.masked_fill(unused, 0) for t in (query, key, value))
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -83,3 +87,14 @@ def attend(
             backend=leap.backend,
         ).out  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_fit(rows: Rows, query: Tensor, position_ids: Tensor | None) -> None:
+    """Refuse rows of another forward, and a call without `position_ids=rows.pos` (which would count 0, 1, 2, ...)."""
+    shape = (query.shape[0], query.shape[2])
+    if rows.pos.shape != shape:
+        raise InputError(f"leap=rows has {tuple(rows.pos.shape)} rows, the forward {shape}. Pass input_ids=rows.token.")
+    if position_ids is None or position_ids is rows.pos or rows.pos.device.type != "cpu":
+        return  # elsewhere a look at the values would wait for the device, in every layer
+    if not torch.equal(position_ids.expand_as(rows.pos), rows.pos.to(position_ids.dtype)):
+        raise InputError("position_ids differ from leap=rows. Pass position_ids=rows.pos beside leap=rows.")

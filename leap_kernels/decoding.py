@@ -72,7 +72,7 @@ def decode(
     known = spec_of(model) if spec is None else spec
     config, strategy = resolve(config, known.defaults if known else {}, overrides)
     spec = config.spec(known, model)
-    backbone = backbone_for(model)
+    backbone = backbone_for(model, spec)
     if strategy.needs_candidates and not backbone.superposes:
         raise ModelError(
             f"strategy {strategy.name!r} needs a model that takes position_ids and a 4-D attention_mask; this one "

@@ -86,6 +86,8 @@ class Rows:
     @classmethod
     def plain(cls, ids: Tensor, spec: ModelSpec | None = None, attention_mask: Tensor | None = None) -> Rows:
         """Every column of `ids` (B, L) as a base row; `attention_mask` (B, L) marks padding with 0."""
+        if attention_mask is not None and attention_mask.shape != ids.shape:
+            raise InputError(expected("attention_mask.shape", f"{tuple(ids.shape)}", tuple(attention_mask.shape)))
         valid = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         pos = (valid.cumsum(1) - 1).clamp(min=0).to(torch.int32)
         kind = torch.where(valid, BASE, PADDING).to(torch.int32)
@@ -142,6 +144,8 @@ class Rows:
         counts[at_front] = candidates.counts
 
         rows = cls.plain(ids, spec, attention_mask)
+        if bool((masked & (rows.kind == PADDING)).any()):
+            raise InputError("masked marks positions that attention_mask calls padding. Mask tokens only.")
         rows.targets, rows.backend = targets, backend
         rows.switches = switches or Switches()
         extra = superpose(
@@ -158,6 +162,9 @@ class Rows:
         """
         if self.targets is None or self.copy_row is None:
             raise InputError("these rows hold no copies; make them with Rows.superpose(...).")
+        if logits.dim() != 3 or logits.shape[:2] != self.token.shape:
+            wanted = f"({self.token.shape[0]}, {self.token.shape[1]}, V), one row for each of these"
+            raise InputError(expected("logits.shape", wanted, tuple(logits.shape)))
         valid = self.targets >= 0
         row = (self.base + self.copy_row).clamp(max=logits.shape[1] - 1).long()
         copies = logits.gather(1, row[..., None].expand(*row.shape, logits.shape[2]))

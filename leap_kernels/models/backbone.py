@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import NAME, register
 from ..errors import ModelError
 from ..rows import Rows
+from .rope import keep_float32, repair_frequencies
+from .spec import ModelSpec
 
 __all__ = ["Backbone", "FunctionBackbone", "TransformersBackbone", "backbone_for"]
 
@@ -38,12 +38,12 @@ class Backbone(Protocol):
         ...
 
 
-def backbone_for(model: Any) -> Backbone:
+def backbone_for(model: Any, spec: ModelSpec) -> Backbone:
     """The Backbone of a transformers model or of a callable; ModelError for anything else."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
-        return TransformersBackbone(model)
+        return TransformersBackbone(model, spec)
     if callable(model):
         return FunctionBackbone(model)
     raise ModelError(
@@ -57,7 +57,8 @@ class TransformersBackbone:
 
     superposes = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, spec: ModelSpec) -> None:
+        self._spec = spec
         self._model, self._body, self._head = model, model.base_model, model.get_output_embeddings()
         name = type(model).__name__
         if self._body is model or self._head is None:
@@ -69,31 +70,36 @@ class TransformersBackbone:
             )
 
     def __enter__(self) -> TransformersBackbone:
+        if self._model.training:
+            raise ModelError("the model is in training mode, which may drop out activations. Call model.eval().")
+        register()
         config = self._model.config
         # Both the attention setting and is_causal are written to the shared config, by us and during a forward.
         self._lock = _lock_of(config)
         self._lock.acquire()
+        self._before = {key: config.__dict__[key] for key in _SHARED_SETTINGS if key in config.__dict__}
+        self._rotary: list[Any] = []
         try:
-            register()
-            ours = ("_attn_implementation_internal", "is_causal")
-            self._before = {key: config.__dict__[key] for key in ours if key in config.__dict__}
-            if self._model.training:
-                raise ModelError("the model is in training mode, which may drop out activations. Call model.eval().")
             if config._attn_implementation != NAME:
                 self._model.set_attn_implementation(NAME)
-            _repair_rope(self._model)
+            repair_frequencies(self._model)
+            if self._spec.rope_fp32:
+                self._rotary = keep_float32(self._model)
         except BaseException:
-            self._lock.release()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
         config = self._model.config
         try:
-            if self._before.get("_attn_implementation_internal") != config._attn_implementation_internal:
-                self._model.set_attn_implementation(self._before.get("_attn_implementation_internal"))
+            before = self._before.get("_attn_implementation_internal")
+            if before != config._attn_implementation_internal:
+                self._model.set_attn_implementation(before)  # reaches the configs of submodels too
             config.__dict__.pop("is_causal", None)
             config.__dict__.update(self._before)
+            for module in self._rotary:
+                del module.forward
         finally:
             self._lock.release()
 
@@ -143,6 +149,8 @@ class FunctionBackbone:
         return hidden
 
 
+_SHARED_SETTINGS = ("_attn_implementation_internal", "is_causal")
+
 _locks: dict[int, Any] = {}
 _locks_guard = threading.Lock()
 
@@ -154,18 +162,3 @@ def _lock_of(config: Any) -> Any:
             _locks[id(config)] = threading.RLock()
             weakref.finalize(config, _locks.pop, id(config), None)
         return _locks[id(config)]
-
-
-def _repair_rope(model: Any) -> None:
-    """`model.to(bfloat16)` rounds the rotary frequencies too; recompute them from the config."""
-    for module in model.modules():
-        frequencies = getattr(module, "inv_freq", None)
-        if isinstance(frequencies, Tensor) and frequencies.dtype != torch.float32 and hasattr(module, "config"):
-            if frequencies.dtype == torch.float64:
-                continue
-            warnings.warn(
-                f"{type(module).__name__}.inv_freq is {frequencies.dtype}; recomputed in float32 from the config. "
-                "Load with dtype=... instead of converting the model.",
-                stacklevel=2,
-            )
-            module.inv_freq = type(module)(module.config).inv_freq.to(frequencies.device)

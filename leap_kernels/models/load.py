@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
+import json
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..errors import CheckpointError, ConfigError, ModelError, expected
+from ..errors import CheckpointError, ConfigError, LeapError, ModelError, expected
 from .registry import entry_for
+from .rope import keep_float32
 from .spec import ModelSpec
 
 __all__ = ["TINY", "load", "load_tokenizer"]
@@ -49,36 +50,37 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
 
     _warn_untested(transformers.__version__)
     folder = _resolve(path_or_repo)
-    raw = _config_dict(folder)
-    name, entry = entry_for(raw)
-    spec = entry.spec(raw)
     target = _device(device)
-    _refuse_pickle(folder)
-    register()
+    with _quiet(transformers), _as_checkpoint_error(f"{path_or_repo} does not load"):
+        raw = _config_dict(folder)
+        name, entry = entry_for(raw)
+        spec = entry.spec(raw)
+        dtype = _dtype(dtype, raw, target)
+        _refuse_pickle(folder)
+        _refuse_broken_index(folder)
+        register()
 
-    model_class = getattr(transformers, entry.model_class)
-    config = model_class.config_class(**entry.config(raw))
-    options: dict[str, Any] = {"tp_plan": tp_plan} if tp_plan is not None else {}
-    with _quiet(transformers):
-        try:
-            model, info = model_class.from_pretrained(
-                folder,
-                config=config,
-                dtype=_dtype(dtype, raw, target),
-                key_mapping=dict(entry.key_mapping) or None,
-                use_safetensors=True,
-                output_loading_info=True,
-                attn_implementation=NAME,
-                **options,
-            )
-        except (RuntimeError, OSError) as error:
-            raise CheckpointError(f"{path_or_repo} does not load as {name}: {error}") from error
-    problems = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
-    if problems:
-        raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.")
+        model_class = getattr(transformers, entry.model_class)
+        model, info = model_class.from_pretrained(
+            folder,
+            config=model_class.config_class(**entry.config(raw)),
+            dtype=dtype,
+            key_mapping=dict(entry.key_mapping) or None,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that they are listed, and refused, with the others
+            output_loading_info=True,
+            attn_implementation=NAME,
+            **({"tp_plan": tp_plan} if tp_plan is not None else {}),
+        )
+        problems = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
+        if problems:
+            raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.")
+        if model.config.tie_word_embeddings:
+            _refuse_own_head(folder, model, entry.key_mapping)
+    # The model is a stock one from here on: saved under stock names, beside the stock config.
+    model.__dict__.pop("_weight_conversions", None)
     if spec.rope_fp32:
-        rotary = model.model.rotary_emb
-        rotary.forward = types.MethodType(_fp32_rope, rotary)
+        keep_float32(model)
     model.leap_spec = spec
     return model.to(target).eval() if target is not None else model.eval()
 
@@ -89,16 +91,14 @@ def load_tokenizer(path_or_repo: str | Path) -> Any:
     `decode(model, **tokenizer(texts, padding=True, return_tensors="pt"))` then works as it stands. Raises
     CheckpointError when the folder or repository holds no tokenizer.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    import transformers
 
     folder = _resolve(path_or_repo)
-    try:
-        if folder == str(TINY):  # needs no network look-up and no registered model type
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"no tokenizer in {path_or_repo}: {error}") from error
+    with _quiet(transformers), _as_checkpoint_error(f"no tokenizer in {path_or_repo}"):
+        # AutoTokenizer would look for a model type that transformers does not know.
+        own = Path(folder, "tokenizer.json").is_file()
+        kind = transformers.PreTrainedTokenizerFast if own else transformers.AutoTokenizer
+        tokenizer = kind.from_pretrained(folder)
     tokenizer.padding_side = "left"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     if tokenizer.pad_token is None:
@@ -138,16 +138,46 @@ def _resolve(path_or_repo: str | Path) -> str:
     return str(TINY) if str(path_or_repo) == "tiny" else str(path_or_repo)
 
 
+@contextlib.contextmanager
+def _as_checkpoint_error(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is the checkpoint's fault; errors of ours already say so."""
+    try:
+        yield
+    except LeapError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{what}: its config.json has no {error}.") from error
+    except Exception as error:
+        raise CheckpointError(f"{what}: {error}") from error
+
+
 def _config_dict(folder: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
     try:
         raw: dict[str, Any] = PretrainedConfig.get_config_dict(folder)[0]
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"no config.json in {folder}: {error}") from error
+        raise CheckpointError(f"no readable config.json in {folder}: {error}") from error
     if not raw:
         raise CheckpointError(f'no config.json in {folder}. Pass a checkpoint folder, a repository, or "tiny".')
     return raw
+
+
+def _refuse_own_head(folder: str, model: Any, names: Mapping[str, str]) -> None:
+    """A config that ties the head to the embeddings contradicts a file in which the head has values of its own."""
+    from safetensors import safe_open
+
+    for path in Path(folder).glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                stock = next((re.sub(a, b, key) for a, b in names.items() if re.search(a, key)), key)
+                if stock == "lm_head.weight":
+                    head = file.get_tensor(key).to(model.dtype)
+                    if not torch.equal(head, model.get_input_embeddings().weight.cpu()):
+                        raise CheckpointError(
+                            f"{folder} ties lm_head.weight to the embeddings in its config, but {key} in "
+                            f"{path.name} holds other values."
+                        )
 
 
 def _refuse_pickle(folder: str) -> None:
@@ -161,31 +191,37 @@ def _refuse_pickle(folder: str) -> None:
         )
 
 
-def _device(device: Any) -> torch.device | None:
+def _refuse_broken_index(folder: str) -> None:
+    """A sharded checkpoint's index must name shards that exist."""
+    index = Path(folder, "model.safetensors.index.json")
+    if not index.is_file():
+        return
     try:
-        return None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(expected("device", "a torch device such as cpu or cuda:0", repr(device))) from error
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of shards: {type(error).__name__}: {error}") from error
+    missing = sorted(shard for shard in shards if not Path(folder, shard).is_file())
+    if missing:
+        raise CheckpointError(f"{index} names shards that are not there: {', '.join(missing)}.")
+
+
+def _device(device: Any) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        return torch.empty(0, device=device).device  # also finds out whether it is there
+    except Exception as error:
+        raise ConfigError(expected("device", "a torch device that is here", f"{device!r} ({error})")) from error
 
 
 def _dtype(dtype: Any, raw: dict[str, Any], device: torch.device | None) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
     own = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    name = own if dtype == "auto" else str(dtype)
-    resolved = getattr(torch, name, None)
-    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
-        raise ConfigError(expected("dtype", '"auto" or a floating-point torch dtype', repr(dtype)))
+    resolved = dtype if isinstance(dtype, torch.dtype) else getattr(torch, own if dtype == "auto" else str(dtype), None)
+    if resolved not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ConfigError(expected("dtype", '"auto" or a floating-point torch dtype of 16 bits or more', repr(dtype)))
     if dtype == "auto" and (device is None or device.type == "cpu") and resolved.itemsize < 4:
         return torch.float32
     return resolved
-
-
-def _fp32_rope(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """LLaDA's rotary table stays float32; the attention backend casts the rotated queries and keys back."""
-    angles = position_ids[..., None].float() * self.inv_freq.float()
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
 
 
 @contextlib.contextmanager

@@ -94,13 +94,24 @@ _LLADA_FIXED = {
 _LLADA_VOCABULARY, _LLADA_TURN_END = 126464, 126348  # the published tokenizer's width and its <|eot_id|>
 
 
+def _llada_width(raw: Raw) -> int:
+    """Embedding rows, which may be more than the tokenizer has tokens."""
+    return int(raw.get("embedding_size") or raw["vocab_size"])
+
+
+def _llada_eos(raw: Raw) -> tuple[int, ...]:
+    """End of text, and end of turn where the vocabulary is the published one."""
+    turn_end = (_LLADA_TURN_END,) if _llada_width(raw) == _LLADA_VOCABULARY else ()
+    return _eos(raw) + tuple(i for i in turn_end if i not in _eos(raw))
+
+
 def _llada_config(raw: Raw) -> dict[str, Any]:
     wrong = {key: raw[key] for key, value in _LLADA_FIXED.items() if raw.get(key, value) != value}
     if wrong:
         raise CheckpointError(f"this LLaDA config is not Llama-shaped: {wrong}; expected {_LLADA_FIXED}.")
     hidden = raw["d_model"]
     return {
-        "vocab_size": raw.get("embedding_size") or raw["vocab_size"],
+        "vocab_size": _llada_width(raw),
         "hidden_size": hidden,
         "intermediate_size": raw.get("mlp_hidden_size") or raw.get("mlp_ratio", 4) * hidden,
         "num_hidden_layers": raw["n_layers"],
@@ -114,25 +125,23 @@ def _llada_config(raw: Raw) -> dict[str, Any]:
         "tie_word_embeddings": raw.get("weight_tying", False),
         "pad_token_id": raw.get("pad_token_id"),
         "bos_token_id": raw.get("bos_token_id"),
-        "eos_token_id": raw.get("eos_token_id"),
+        "eos_token_id": list(_llada_eos(raw)) or None,
         # Kept in the config so that a saved model can be loaded again as a masked Llama.
         "mask_token_id": _mask_token_id(raw),
-        "rope_fp32": True,
+        "rope_fp32": raw.get("rope_full_precision", True),
         "leap_defaults": dict(raw.get("leap_defaults", {})),
         "is_causal": False,
     }
 
 
 def _llada_spec(raw: Raw) -> ModelSpec:
-    width = raw.get("embedding_size") or raw["vocab_size"]
-    turn_end = (_LLADA_TURN_END,) if width == _LLADA_VOCABULARY else ()
     return ModelSpec(
         mask_token_id=_mask_token_id(raw),
-        eos_token_ids=_eos(raw) + turn_end,
+        eos_token_ids=_llada_eos(raw),
         pad_token_id=raw.get("pad_token_id"),
-        rope_fp32=True,
+        rope_fp32=raw.get("rope_full_precision", True),
         max_positions=raw["max_sequence_length"],
-        vocab_size=width,
+        vocab_size=_llada_width(raw),
         defaults=raw.get("leap_defaults", {}),
     )
 

@@ -84,7 +84,7 @@ def choose(backend: str, device: torch.device, *, limit: str = "") -> str:
 
 
 # What library.py registers for these devices; every other pair is called past the dispatcher.
-_REGISTERED = {("cpu", "reference"), ("cuda", "triton")}
+_REGISTERED = {("cpu", "reference"), ("meta", "reference"), ("cuda", "triton")}
 
 
 def dispatch(

@@ -27,7 +27,7 @@ SCHEMAS = {
         "Tensor counts, Tensor top1, Tensor prob1, Tensor lse, Tensor entropy, Tensor gap)"
     ),
     "superpose": (
-        "(Tensor ids, Tensor pos, Tensor targets, Tensor cand_ids, Tensor counts, int capacity, int shift, "
+        "(Tensor ids, Tensor pos, Tensor targets, Tensor cand_ids, Tensor counts, SymInt capacity, int shift, "
         "int mask_id) -> (Tensor token, Tensor pos_out, Tensor kind, Tensor hide, Tensor copy_row, Tensor count)"
     ),
     "superposed_attention": (

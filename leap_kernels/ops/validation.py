@@ -3,14 +3,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, expected
+from ..errors import ConfigError, InputError, expected
 
-__all__ = ["FLOATS", "INTEGERS", "dtype_in", "last_stride_one", "no_gradients", "one_device", "shape_is"]
+__all__ = [
+    "FLOATS",
+    "INTEGERS",
+    "dtype_in",
+    "flag",
+    "in_range",
+    "integer",
+    "last_stride_one",
+    "no_gradients",
+    "number",
+    "one_device",
+    "shape_is",
+]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
@@ -44,12 +57,8 @@ def last_stride_one(name: str, value: Tensor) -> None:
     """Refuse a tensor whose last dimension is not contiguous: copying it silently would hide the cost."""
     if value.numel() and value.shape[-1] > 1 and value.stride(-1) != 1:
         raise InputError(
-            expected(
-                f"{name}'s stride in the last dimension",
-                "1",
-                f"stride {tuple(value.stride())}",
-                "Call .contiguous() or pass the untransposed tensor.",
-            )
+            f"{name} must have stride 1 in the last dimension, got stride {tuple(value.stride())}. "
+            "Call .contiguous() or pass the untransposed tensor."
         )
 
 
@@ -73,3 +82,36 @@ def no_gradients(**tensors: Tensor | None) -> None:
                 f"{name} requires grad, but leap ops are inference-only; "
                 "use torch.inference_mode() or detach the inputs."
             )
+
+
+def in_range(name: str, ids: Tensor | None, low: int, high: int) -> None:
+    """Refuse indices outside [low, high) of a CPU tensor.
+
+    On a GPU a look at the values would wait for the device, and while compiling there are none: there the caller is
+    trusted.
+    """
+    if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    least, most = (int(t) for t in torch.aminmax(ids))
+    if least < low or most >= high:
+        raise InputError(expected(name, f"in [{low}, {high})", f"values from {least} to {most}"))
+
+
+def integer(name: str, value: object, least: int = -(2**63), what: str = "") -> None:
+    """Refuse what is no whole number of at least `least` that fits 64 bits."""
+    whole = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    if not whole or value < least or value >= 2**63:  # type: ignore[operator]
+        raise InputError(expected(name, what or f"at least {least}", repr(value)))
+
+
+def number(name: str, value: object, low: float, high: float, what: str, hint: str = "") -> None:
+    """Refuse what is no number in [low, high], `what` in words; infinities as bounds are not inside."""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not low <= value <= high or value in (math.inf, -math.inf):  # type: ignore[operator]
+        raise ConfigError(expected(name, what, repr(value), hint))
+
+
+def flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ConfigError(expected(name, "True or False", repr(value)))

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import InputError, expected
+from ...errors import ConfigError, InputError, expected
 from .. import validation
 from ..backends import dispatch
 
@@ -103,6 +104,8 @@ def superposed_attention(
         validation.shape_is(name, t, ("B", "H" if name == "q" else "Hkv", "Q" if name == "q" else "S", "D"))
         validation.last_stride_one(name, t)
     batch, heads, rows, size = q.shape
+    if size < 1:
+        raise InputError(expected("q.shape", "(B, H, Q, D) with D >= 1", tuple(q.shape)))
     kv_heads, slots = k.shape[1], k.shape[2]
     validation.shape_is("k", k, (batch, "Hkv", "S", size))
     validation.shape_is("v", v, tuple(k.shape))
@@ -120,15 +123,17 @@ def superposed_attention(
     validation.dtype_in("lengths", lengths, (torch.int32,))
     validation.shape_is("lengths", lengths, (batch,))
     for name, value, least in (("block_causal", block_causal, 0), ("window", window, 0), ("splits", splits, 1)):
-        if value < least:
-            raise InputError(expected(name, f"at least {least}", value))
+        validation.integer(name, value, least)
     device = validation.one_device(q=q, k=k, v=v, lengths=lengths, **queries, **keys)
     validation.no_gradients(q=q, k=k, v=v)
     scale = size**-0.5 if scale is None else scale
-    bits = (switches or Switches()).bits
+    validation.number("scale", scale, -math.inf, math.inf, "a finite number")
+    switches = Switches() if switches is None else switches
+    if not isinstance(switches, Switches):
+        raise ConfigError(expected("switches", "Switches(...) or None", repr(switches)))
     args = (
         q, k, v, q_pos, q_hide, q_kind, q_slot, k_pos, k_kind, k_hide, lengths,
-        scale, block_causal, window, bits, splits,
+        float(scale), block_causal, window, switches.bits, splits,
     )  # fmt: skip
     return Attention(
         *dispatch("superposed_attention", "attention", backend, device, args, limit=_kernel_limit(q.dtype, size))

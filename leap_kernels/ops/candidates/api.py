@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, InputError, expected
+from ...errors import InputError, expected
 from .. import validation
 from ..backends import dispatch
 
@@ -42,14 +42,13 @@ class TopEta(NamedTuple):
 
 
 def max_candidates(eta: float, vocab: int) -> int:
-    """K = min(V, floor((1 + 1e-5) / eta)): no more tokens can reach probability eta, rounding included."""
+    """K = min(V, floor((1 + 1e-5) / eta)): no more tokens can reach probability eta, rounding included.
+
+    Raises ConfigError for an eta outside [1/64, 1], InputError for a vocabulary without tokens.
+    """
+    validation.number("eta", eta, MIN_ETA, 1, "in [1/64, 1]", "The paper uses 0.2.")
+    validation.integer("vocab", vocab, 1)
     return min(vocab, math.floor((1 + 1e-5) / eta))
-
-
-def check_eta(eta: float) -> None:
-    """Refuse an eta outside [1/64, 1]."""
-    if not MIN_ETA <= eta <= 1:
-        raise ConfigError(expected("eta", "in [1/64, 1]", eta, "The paper uses 0.2."))
 
 
 def top_eta(
@@ -91,23 +90,16 @@ def top_eta(
     if logits.shape[1] < 1:
         raise InputError(expected("logits.shape", "(N, V) with V >= 1", tuple(logits.shape)))
     validation.last_stride_one("logits", logits)
-    check_eta(eta)
+    k = max_candidates(eta, logits.shape[1])
     if rows is None:
         rows = torch.arange(logits.shape[0], device=logits.device)
     validation.dtype_in("rows", rows, validation.INTEGERS)
     validation.shape_is("rows", rows, ("R",))
-    if suppress is not None and not isinstance(suppress, Tensor):
-        suppress = torch.tensor(list(suppress), dtype=torch.int64, device=logits.device)
-    if suppress is not None:
-        validation.dtype_in("suppress", suppress, (torch.int64,))
-        validation.shape_is("suppress", suppress, ("n",))
+    suppress = _ids(suppress, logits.device)
     device = validation.one_device(logits=logits, rows=rows, suppress=suppress)
     validation.no_gradients(logits=logits)
-    if device.type == "cpu":  # on a GPU looking at the values would wait for the device
-        _in_range("rows", rows, logits.shape[0])
-        _in_range("suppress", suppress, logits.shape[1])
-
-    k = max_candidates(eta, logits.shape[1])
+    validation.in_range("rows", rows, 0, logits.shape[0])
+    validation.in_range("suppress", suppress, 0, logits.shape[1])
     args = (logits, rows.long(), eta, k, suppress)
     return TopEta(*dispatch("top_eta", "candidates", backend, device, args, limit=_kernel_limit(logits.dtype, k)))
 
@@ -120,6 +112,13 @@ def _kernel_limit(dtype: torch.dtype, k: int) -> str:
     return ""
 
 
-def _in_range(name: str, ids: Tensor | None, size: int) -> None:
-    if ids is not None and ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
-        raise InputError(expected(name, f"in [0, {size})", f"values from {int(ids.min())} to {int(ids.max())}"))
+def _ids(suppress: Tensor | Sequence[int] | None, device: torch.device) -> Tensor | None:
+    """`suppress` as a tensor: 1-D int64."""
+    if suppress is not None and not isinstance(suppress, Tensor):
+        if not isinstance(suppress, Sequence) or not all(isinstance(i, int) for i in suppress):
+            raise InputError(expected("suppress", "a 1-D int64 tensor or a sequence of token ids", repr(suppress)))
+        suppress = torch.tensor(list(suppress), dtype=torch.int64, device=device)
+    if suppress is not None:
+        validation.dtype_in("suppress", suppress, (torch.int64,))
+        validation.shape_is("suppress", suppress, ("n",))
+    return suppress

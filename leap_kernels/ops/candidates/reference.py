@@ -9,17 +9,19 @@ from torch import Tensor
 __all__ = ["top_eta"]
 
 INF = float("inf")
+PART = 256
 
 
 def top_eta(
     logits: Tensor, rows: Tensor, eta: float, k: int, suppress: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For each x = float32(logits[row]), with the suppressed ids at -inf:
+    """For each x = float32(logits[row]), with the suppressed ids at -inf, and m = max_v x_v:
 
-        lse     = ln sum_v exp(x_v)             p_v = exp(x_v - lse)
-        top1    = argmax_v x_v, first id on a tie             prob1 = p_top1
+        S       = sum_v exp(x_v - m)            lse = m + ln S           p_v = exp(x_v - m) / S
+        top1    = argmax_v x_v, first id on a tie                        prob1 = p_top1
         ids     = { v : p_v >= eta }, by falling logit, then rising id; at most k, padded with -1
-        entropy = - sum_v p_v ln p_v            gap = largest logit - second largest logit
+        entropy = - sum_v p_v ln p_v = ln S - sum_v p_v (x_v - m)
+        gap     = largest logit - second largest logit
 
     A bad row (a NaN, a +inf, or no finite logit) has its NaN, +inf or -inf as `lse`, top1 = -1, no ids, and NaN
     for the other statistics.
@@ -27,25 +29,17 @@ def top_eta(
     x = logits.index_select(0, rows).float()
     if suppress is not None:
         x = x.index_fill(1, suppress, -INF)
-    # Not torch.logsumexp: it rounds one row differently from many, and a sample must not notice its neighbours.
-    logp = x.log_softmax(-1)
-    top = x.amax(-1)
-    top1 = x.argmax(-1)
+    top, top1 = x.amax(-1), x.argmax(-1)
     good = top.isfinite()
+    below = x - top[:, None]
+    e = below.exp()
+    total = _row_sums(e)
+    entropy = total.log() - _row_sums(torch.where(e > 0, e * below, 0.0)) / total
 
-    row = torch.arange(x.shape[0], device=x.device)
-    logp1 = logp[row, top1]
-    lse = torch.where(good, top - logp1, top)
-    prob1 = logp1.exp()
-    entropy = torch.special.entr(logp.exp()).sum(-1)
-
-    # torch.topk picks the right values but orders ties as it likes: order by id first, then stably by value.
-    values, ids = x.topk(min(max(k, 2), x.shape[1]), -1)
+    values, ids = _largest(x, max(k, 2))
     gap = values[:, 0] - values[:, 1] if x.shape[1] > 1 else torch.full_like(top, INF)
-    ids, order = ids[:, :k].sort(-1)
-    values, order2 = values[:, :k].gather(1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(1, order2)
-    probs = logp.gather(1, ids).exp()
+    ids = ids[:, :k]
+    probs = e.gather(1, ids) / total[:, None]
     keep = (probs >= eta) & good[:, None]
 
     nan = float("nan")
@@ -54,8 +48,34 @@ def top_eta(
         probs.masked_fill(~keep, 0.0),
         keep.sum(-1, dtype=torch.int32),
         top1.masked_fill(~good, -1),
-        prob1.masked_fill(~good, nan),
-        lse,
-        entropy.masked_fill(~good, nan),
+        (1 / total).masked_fill(~good, nan),
+        torch.where(good, top + total.log(), top),
+        entropy.clamp(min=0).masked_fill(~good, nan),  # rounding may put a certain row just below 0
         gap.masked_fill(~good, nan),
     )
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """Sum of each row by parts of fixed size, so that a row's sum does not depend on how many rows there are.
+
+    torch divides one long row, but not several, among its threads and then rounds differently.
+    """
+    whole = x.shape[1] // PART * PART
+    parts = x[:, :whole].unflatten(1, (-1, PART)).sum(-1)
+    return torch.add(parts.sum(-1), x[:, whole:].sum(-1))
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest values of each row and their ids, equal values by rising id."""
+    k, size = min(k, x.shape[1]), x.shape[1]
+    values, ids = x.topk(min(k + 1, size), -1)
+    if k < size:
+        # torch.topk takes any of equal values: where the k-th equals the next, only a stable sort knows the right ones.
+        tied = (values[:, k - 1] == values[:, k]) & values[:, k].isfinite()
+        for row in tied.nonzero()[:, 0].tolist():
+            ids[row] = x[row].sort(descending=True, stable=True).indices[: k + 1]
+        values, ids = x.gather(1, ids[:, :k]), ids[:, :k]
+    # It also orders equal values as it likes: order by id first, then stably by value.
+    ids, order = ids.sort(-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)

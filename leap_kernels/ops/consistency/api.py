@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, expected
 from .. import validation
 from ..backends import dispatch
 
@@ -68,25 +67,34 @@ def check_consistency(
     >>> check_consistency(i.int(), i, f, torch.tensor([[4, 5, 9]]), f).reason.tolist()
     [[1, 2, 0]]
     """
-    shape = (None, None) if not isinstance(targets, Tensor) else tuple(targets.shape)
+    validation.dtype_in("targets", targets, (torch.int32,))
+    validation.shape_is("targets", targets, ("B", "T"))
     for name, t, dtype in (
-        ("targets", targets, torch.int32),
         ("top1", top1, torch.int64),
         ("prob1", prob1, torch.float32),
         ("copy_top1", copy_top1, torch.int64),
         ("copy_prob1", copy_prob1, torch.float32),
-        ("base_accept", base_accept, torch.bool),
+        *([("base_accept", base_accept, torch.bool)] if base_accept is not None else []),
     ):
-        if t is None:
-            continue
         validation.dtype_in(name, t, (dtype,))
-        validation.shape_is(name, t, ("B", "T") if name == "targets" else shape)
+        validation.shape_is(name, t, tuple(targets.shape))
     for name, value in (("phi", phi), ("tau", tau), ("kappa", kappa)):
-        if not 0 <= value <= 1:
-            raise ConfigError(expected(name, "in [0, 1]", value))
+        validation.number(name, value, 0, 1, "in [0, 1]")
+    validation.flag("keep_confident", keep_confident)
     device = validation.one_device(
         targets=targets, top1=top1, prob1=prob1, copy_top1=copy_top1, copy_prob1=copy_prob1, base_accept=base_accept
     )
     validation.no_gradients(prob1=prob1, copy_prob1=copy_prob1)
-    args = (targets, top1, prob1, copy_top1, copy_prob1, base_accept, phi, tau, kappa, keep_confident)
+    args = (
+        targets,
+        top1,
+        prob1,
+        copy_top1,
+        copy_prob1,
+        base_accept,
+        float(phi),
+        float(tau),
+        float(kappa),
+        keep_confident,
+    )
     return Consistency(*dispatch("check_consistency", "consistency", backend, device, args))

@@ -88,12 +88,16 @@ def superpose(
     validation.shape_is("targets", targets, (batch, "T"))
     validation.shape_is("cand_ids", cand_ids, (batch, targets.shape[1], "K"))
     validation.shape_is("counts", counts, tuple(targets.shape))
-    if shift not in (0, 1):
+    validation.integer("shift", shift, 0, "0 or 1")
+    if shift > 1:
         raise InputError(expected("shift", "0 or 1", shift))
+    validation.integer("mask_id", mask_id, 0)
     needed = targets.shape[1] * (1 + cand_ids.shape[2])
     capacity = needed if capacity is None else capacity
-    if capacity < needed:
+    validation.integer("capacity", capacity)
+    if capacity < needed:  # formatted only here: while compiling, a number in a message becomes a constant
         raise InputError(expected("capacity", f"at least T * (1 + K) = {needed}", capacity, "Leave it out."))
     device = validation.one_device(ids=ids, pos=pos, targets=targets, cand_ids=cand_ids, counts=counts)
+    validation.in_range("targets", targets, -1, ids.shape[1])
     args = (ids, pos, targets, cand_ids, counts, capacity, shift, mask_id)
     return Superposed(*dispatch("superpose", "superposition", backend, device, args))

@@ -37,7 +37,7 @@ def superpose(
 
     # Where each appended row goes; rows that do not exist go to one extra column that is cut off at the end.
     n_copy = is_copy.sum(1, dtype=torch.int32)
-    copy_row = torch.where(is_copy, is_copy.cumsum(1) - 1, -1).to(torch.int32)
+    copy_row = torch.where(is_copy, is_copy.cumsum(1) - 1, -1).to(torch.int32).contiguous()
     cand_row = torch.where(is_cand, n_copy[:, None] + is_cand.cumsum(1) - 1, capacity)
     where = torch.cat([torch.where(is_copy, copy_row, capacity), cand_row], 1)
 

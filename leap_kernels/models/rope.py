@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary tables in float32: LLaDA rotates in it whatever its dtype, and no model may lose its frequencies."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["keep_float32", "repair_frequencies"]
+
+
+def _rotary_modules(model: nn.Module) -> Iterator[Any]:
+    return (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
+
+
+def keep_float32(model: nn.Module) -> list[Any]:
+    """Make the model's rotary modules return float32; the attention backend casts queries and keys back.
+
+    Returns the modules that were changed; deleting their `forward` attribute undoes it.
+    """
+    changed = [module for module in _rotary_modules(model) if "forward" not in vars(module)]
+    for module in changed:
+        module.forward = types.MethodType(_float32_tables, module)
+    return changed
+
+
+def _float32_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    angles = position_ids[..., None].float() * self.inv_freq.float()
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def repair_frequencies(model: nn.Module) -> None:
+    """`model.to(bfloat16)` rounds the rotary frequencies too: recompute them from the config, with one warning."""
+    for module in _rotary_modules(model):
+        if module.inv_freq.dtype in (torch.float16, torch.bfloat16) and hasattr(module, "config"):
+            warnings.warn(
+                f"{type(module).__name__}.inv_freq is {module.inv_freq.dtype}; recomputed in float32 from the config. "
+                "Load with dtype=... instead of converting the model.",
+                stacklevel=2,
+            )
+            module.inv_freq = type(module)(module.config).inv_freq.to(module.inv_freq.device)
