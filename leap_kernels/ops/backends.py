@@ -71,14 +71,17 @@ def choose(backend: str, device: torch.device, *, limit: str = "") -> str:
     check_name(backend)
     if backend == "reference" or (backend == "auto" and device.type != "cuda"):
         return "reference"
-    reason = why_no_triton(device) or limit
-    if not reason:
-        return "triton"
-    if backend == "triton":
+    reason = why_no_triton(device)
+    if backend == "triton" and reason:
         raise BackendError(
             f'backend="triton" needs a CUDA GPU with compute capability >= 8.0: {reason}. '
             'Use backend="reference" or "auto".'
         )
+    if backend == "triton" and limit:
+        raise BackendError(f'backend="triton" cannot take this input: {limit}. Use backend="reference" or "auto".')
+    reason = reason or limit
+    if not reason:
+        return "triton"
     _say_once(f"leap_kernels runs the reference instead of Triton: {reason}.")
     return "reference"
 

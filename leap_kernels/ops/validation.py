@@ -101,14 +101,19 @@ def integer(name: str, value: object, least: int = -(2**63), what: str = "") -> 
     """Refuse what is no whole number of at least `least` that fits 64 bits."""
     whole = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
     if not whole or value < least or value >= 2**63:  # type: ignore[operator]
-        raise InputError(expected(name, what or f"at least {least}", repr(value)))
+        raise InputError(expected(name, (what or f"at least {least}") + _as_python(value, int), repr(value)))
 
 
 def number(name: str, value: object, low: float, high: float, what: str, hint: str = "") -> None:
     """Refuse what is no number in [low, high], `what` in words; infinities as bounds are not inside."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not low <= value <= high or value in (math.inf, -math.inf):  # type: ignore[operator]
-        raise ConfigError(expected(name, what, repr(value), hint))
+        raise ConfigError(expected(name, what + _as_python(value, float), repr(value), hint))
+
+
+def _as_python(value: object, kind: type) -> str:
+    """What to add to a message where a NumPy or torch scalar would be right if it were a Python number."""
+    return f" (a Python {kind.__name__})" if hasattr(value, "item") else ""
 
 
 def flag(name: str, value: object) -> None:

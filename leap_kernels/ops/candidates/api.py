@@ -115,10 +115,14 @@ def _kernel_limit(dtype: torch.dtype, k: int) -> str:
 def _ids(suppress: Tensor | Sequence[int] | None, device: torch.device) -> Tensor | None:
     """`suppress` as a tensor: 1-D int64."""
     if suppress is not None and not isinstance(suppress, Tensor):
-        if not isinstance(suppress, Sequence) or not all(isinstance(i, int) for i in suppress):
+        if not isinstance(suppress, Sequence) or not all(_is_id(i) for i in suppress):
             raise InputError(expected("suppress", "a 1-D int64 tensor or a sequence of token ids", repr(suppress)))
         suppress = torch.tensor(list(suppress), dtype=torch.int64, device=device)
     if suppress is not None:
         validation.dtype_in("suppress", suppress, (torch.int64,))
         validation.shape_is("suppress", suppress, ("n",))
     return suppress
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63

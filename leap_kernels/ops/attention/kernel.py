@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def"
+"""`superposed_attention` in Triton: flash attention whose mask is computed from row metadata.
+
+Definition   reference.py, for bf16, fp16 and fp32 and head sizes 16, 32, 64, 128, 256.
+Grid         (query tiles, H, B * splits), and with splits > 1 a merge of (B * H * Q) rows. The tile sizes depend on
+             head size, dtype and GPU generation, and where a sample is split on its own length: nothing else, so
+             a row does not notice how many other rows, samples or unused slots there are.
+Bytes        reads q once, and k, v and 12 bytes of metadata a slot once per query tile; writes out and lse; with
+             splits > 1 also (D + 1) * 4 bytes a row and split, twice.
+Mask         never in memory. A key tile that every row of the query tile sees in full (the cached context) skips it.
+Numerics     float32 scores and sums, base 2 inside with log2(e) folded into the scale, natural log outside. The
+             weights are rounded to the dtype of v for their product with it. Keys and values that nobody may see are
+             never loaded. Rows that see nothing give 0 and -inf.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launching import Config, on_device
+
+__all__ = ["config", "launch", "merge_config"]
+
+LOG2_E = 1.4426950408889634
+
+# (BM, BN, num_warps, num_stages) by head size: what compiles without spilling registers into less than 99 KB of
+# shared memory. Blackwell and Hopper multiply out of shared memory (or tensor memory), 64 rows at a time; the others
+# hold the operands in registers, and float32, which has no tensor cores, all the more.
+_HOPPER = {16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 16, 4, 3)}
+_BLACKWELL = _HOPPER | {128: (64, 32, 4, 3), 256: (64, 32, 4, 2)}
+_OTHER = {16: (64, 32, 4, 3), 32: (64, 32, 4, 3), 64: (64, 32, 4, 3), 128: (32, 32, 4, 3), 256: (16, 32, 4, 2)}
+_FLOAT32 = {16: (16, 16, 4, 2), 32: (16, 16, 4, 2), 64: (16, 16, 4, 2), 128: (16, 32, 8, 2), 256: (16, 16, 8, 2)}
+
+
+def config(head_size: int, dtype: torch.dtype, generation: int) -> Config:
+    """How the attention kernel is compiled for these heads on a GPU with compute capability `generation`.x."""
+    half = {9: _HOPPER, 10: _BLACKWELL}.get(generation, _OTHER)
+    bm, bn, warps, stages = (_FLOAT32 if dtype == torch.float32 else half)[head_size]
+    return Config(
+        {"HEAD_SIZE": head_size, "BM": bm, "BN": bn, "SCAN": 1024},
+        {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False},
+    )
+
+
+def _generation(device: torch.device) -> int:
+    """Major compute capability; in the interpreter that of the GPU whose tiles the tests should run."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+
+
+def merge_config(head_size: int) -> Config:
+    """How the merge of the splits is compiled."""
+    return Config(
+        {"HEAD_SIZE": head_size, "BM": max(1, 1024 // head_size)},
+        {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False},
+    )
+
+
+@triton.jit
+def _seen_classes(kind, switches):
+    """Which classes of keys a row of this kind sees, as bits.
+
+    A class is a kind, 0 base, 1 copy, 2 candidate, 3 branch, except that base rows with hide >= 0, which branches do
+    not see, are class 4. The switches copies_see_copies and candidates_see_candidates are bits 1 and 2 as it is.
+    """
+    copy = 0b10101 | (switches & 0b10)
+    candidate = 0b10001 | (switches & 0b100) | ((switches & 0b1000) >> 2)
+    seen = tl.where(kind == 0, 0b10001, tl.where(kind == 3, 0b01001, 0))
+    return tl.where(kind == 1, copy, tl.where(kind == 2, candidate, seen))
+
+
+@triton.jit
+def _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_kind, slot, window):
+    """The mask of one tile, what reference.visible says; the q_ have shape [BM] and the others [BN].
+
+    Few values a key and few steps an element: all of them live in registers beside the tile's scores.
+    """
+    k_class = tl.where((k_kind == 0) & (k_hide >= 0), 4, k_kind)
+    k_bit = tl.where(k_kind >= 0, 1 << tl.maximum(k_class, 0), 0)
+
+    # A key is hidden where its position is that of the row (copies, and base rows from blind copies) or the one that
+    # the row hides (candidates); a branch is hidden where its own hide is not that of the row.
+    is_branch = k_kind == 3
+    k_value = tl.where(is_branch, k_hide, k_pos)
+    q_value = tl.where((k_kind == 1)[None, :], q_pos[:, None], q_blind[:, None])
+    q_value = tl.where((k_kind >= 2)[None, :], q_hide[:, None], q_value)
+    sees = (k_value[None, :] == q_value) == is_branch[None, :]
+    sees &= (q_classes[:, None] & k_bit[None, :]) != 0
+
+    sees |= slot[None, :] == q_slot[:, None]
+    sees &= k_pos[None, :] < q_end[:, None]
+    sees &= (window == 0) | (tl.abs(q_pos[:, None] - k_pos[None, :]) < window)
+    return sees & (q_classes != 0)[:, None] & (k_kind >= 0)[None, :]
+
+
+@triton.jit
+def _accumulate(s, v, top, total, acc):
+    """Online softmax: the scores `s` in base 2 and the values of one tile join the running maximum, sum and output."""
+    new_top = tl.maximum(top, tl.max(s, 1))
+    origin = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf would be NaN
+    p = tl.exp2(s - origin[:, None])
+    decay = tl.exp2(top - origin)
+    total = total * decay + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit(
+    # Lengths and settings: a changed one must not compile the kernel again.
+    do_not_specialize=[
+        "n_q",
+        "n_k",
+        "splits",
+        "group",
+        "block_causal",
+        "window",
+        "switches",
+        "stride_qpb",
+        "stride_qpm",
+        "stride_qhb",
+        "stride_qhm",
+        "stride_qkb",
+        "stride_qkm",
+        "stride_qsb",
+        "stride_qsm",
+        "stride_kpb",
+        "stride_kpn",
+        "stride_kkb",
+        "stride_kkn",
+        "stride_khb",
+        "stride_khn",
+        "stride_nb",
+        "stride_lx",
+        "stride_lb",
+        "stride_lh",
+    ]
+)
+def _superposed_attention_tile_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_pos_ptr,
+    q_hide_ptr,
+    q_kind_ptr,
+    q_slot_ptr,
+    k_pos_ptr,
+    k_kind_ptr,
+    k_hide_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    scale_log2,
+    n_q,
+    n_k,
+    splits,
+    group,
+    block_causal,
+    window,
+    switches,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_qpb,
+    stride_qpm,
+    stride_qhb,
+    stride_qhm,
+    stride_qkb,
+    stride_qkm,
+    stride_qsb,
+    stride_qsm,
+    stride_kpb,
+    stride_kpn,
+    stride_kkb,
+    stride_kkn,
+    stride_khb,
+    stride_khn,
+    stride_nb,
+    stride_ox,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    stride_lx,
+    stride_lb,
+    stride_lh,
+    HEAD_SIZE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SCAN: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    batch = (tl.program_id(2) // splits).to(tl.int64)
+    split = tl.program_id(2) % splits
+    kv_head = head // group
+
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    lane = tl.arange(0, BN)
+    dim = tl.arange(0, HEAD_SIZE)
+    in_q = row < n_q
+
+    q_pos = tl.load(q_pos_ptr + batch * stride_qpb + row * stride_qpm, mask=in_q, other=0)
+    q_hide = tl.load(q_hide_ptr + batch * stride_qhb + row * stride_qhm, mask=in_q, other=-1)
+    q_kind = tl.load(q_kind_ptr + batch * stride_qkb + row * stride_qkm, mask=in_q, other=-1)
+    q_slot = tl.load(q_slot_ptr + batch * stride_qsb + row * stride_qsm, mask=in_q, other=-1)
+    q_offset = batch * stride_qb + head * stride_qh + row[:, None] * stride_qm + dim[None, :]
+    q = tl.load(q_ptr + q_offset, mask=in_q[:, None], other=0.0)
+
+    k_pos_ptr += batch * stride_kpb
+    k_kind_ptr += batch * stride_kkb
+    k_hide_ptr += batch * stride_khb
+    k_ptr += batch * stride_kb + kv_head * stride_kh
+    v_ptr += batch * stride_vb + kv_head * stride_vh
+
+    # The position where the first block that a row does not see begins: one division a row, none a key.
+    huge: tl.constexpr = 2147483647
+    nowhere: tl.constexpr = -2147483648
+    block_size = tl.maximum(block_causal, 1)
+    q_end = tl.where(block_causal > 0, (q_pos // block_size + 1) * block_size, huge)
+
+    # What a base key must satisfy to be seen by all rows of this tile: a position before everyone's end, inside
+    # everyone's window, and not that of a copy that must not see its original.
+    q_classes = _seen_classes(q_kind, switches)
+    live = q_classes != 0
+    first_end = tl.min(tl.where(live, q_end, huge), 0)
+    first_pos = tl.min(tl.where(live, q_pos, huge), 0)
+    last_pos = tl.max(tl.where(live, q_pos, 0), 0)
+    blind = (q_kind == 1) & ((switches & 1) == 0)
+    q_blind = tl.where(blind, q_pos, nowhere)
+    first_blind = tl.min(tl.where(blind, q_pos, huge), 0)
+    last_blind = tl.max(q_blind, 0)
+
+    # This split's share of the slots in use, in whole tiles.
+    length = tl.minimum(tl.load(lengths_ptr + batch * stride_nb), n_k)
+    share = tl.cdiv(tl.cdiv(length, BN), splits) * BN
+    begin = split * share
+    end = tl.minimum(length, begin + share)
+
+    # The first slot that not every row sees; the whole tiles before it need no mask.
+    masked = tl.full([SCAN], huge, tl.int32)
+    for start in range(begin, end, SCAN):
+        slot = start + tl.arange(0, SCAN)
+        place = slot.to(tl.int64)
+        k_kind = tl.load(k_kind_ptr + place * stride_kkn, mask=slot < end, other=-1)
+        k_pos = tl.load(k_pos_ptr + place * stride_kpn, mask=slot < end, other=0)
+        k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < end, other=-1)
+        everyone = (k_kind == 0) & (k_hide < 0) & (k_pos < first_end)
+        everyone &= (window == 0) | ((last_pos - k_pos < window) & (k_pos - first_pos < window))
+        everyone &= (k_pos < first_blind) | (k_pos > last_blind)
+        masked = tl.where(everyone, masked, tl.minimum(masked, slot))
+    middle = begin + (tl.minimum(tl.min(masked, 0), end) - begin) // BN * BN
+
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, HEAD_SIZE], tl.float32)
+    for start in range(begin, middle, BN):
+        place = (start + lane).to(tl.int64)
+        k = tl.load(k_ptr + place[None, :] * stride_kn + dim[:, None])
+        s = tl.dot(q, k, input_precision="ieee") * scale_log2
+        v = tl.load(v_ptr + place[:, None] * stride_vn + dim[None, :])
+        top, total, acc = _accumulate(s, v, top, total, acc)
+    # Three stages: the keys and values to load depend on metadata that has to be loaded first.
+    for start in tl.range(middle, end, BN, num_stages=3):
+        slot = start + lane
+        place = slot.to(tl.int64)
+        k_kind = tl.load(k_kind_ptr + place * stride_kkn, mask=slot < end, other=-1)
+        k_pos = tl.load(k_pos_ptr + place * stride_kpn, mask=slot < end, other=0)
+        k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < end, other=-1)
+        # What nobody may see can hold a NaN, and a weight of 0 times NaN would be NaN.
+        used = k_kind >= 0
+        k = tl.load(k_ptr + place[None, :] * stride_kn + dim[:, None], mask=used[None, :], other=0.0)
+        s = tl.dot(q, k, input_precision="ieee") * scale_log2
+        sees = _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_kind, slot, window)
+        s = tl.where(sees, s, float("-inf"))
+        v = tl.load(v_ptr + place[:, None] * stride_vn + dim[None, :], mask=used[:, None], other=0.0)
+        top, total, acc = _accumulate(s, v, top, total, acc)
+
+    # Padding rows took part in the tiles without a mask: they saw nothing all the same.
+    seen = live & (top > float("-inf"))
+    acc = tl.where(seen[:, None], acc / tl.where(seen, total, 1.0)[:, None], 0.0)
+    lse = tl.where(seen, (top + tl.log2(total)) * 0.6931471805599453, float("-inf"))
+    out_offset = split.to(tl.int64) * stride_ox + batch * stride_ob + head * stride_oh
+    out_ptrs = out_ptr + out_offset + row[:, None] * stride_om + dim[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=in_q[:, None])
+    tl.store(lse_ptr + split.to(tl.int64) * stride_lx + batch * stride_lb + head * stride_lh + row, lse, mask=in_q)
+
+
+@triton.jit(do_not_specialize=["n_q", "splits"])
+def _superposed_attention_merge_kernel(
+    part_ptr,
+    part_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    n_q,
+    splits,
+    HEAD_SIZE: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """out = sum_i w_i out_i with w_i = exp(lse_i - lse), over the splits i in order.
+
+    Parts are [split, B, H, Q], out is [B, Q, H, D] in memory; one program merges BM rows of one head.
+    """
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    batch, batches = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    dim = tl.arange(0, HEAD_SIZE)
+    inside = row < n_q
+    head_row = (batch * heads + head) * n_q + row
+    split_rows = batches.to(tl.int64) * heads * n_q
+
+    top = tl.full([BM], float("-inf"), tl.float32)
+    for split in range(splits):
+        part = split * split_rows + head_row
+        top = tl.maximum(top, tl.load(part_lse_ptr + part, mask=inside, other=float("-inf")))
+    origin = tl.where(top == float("-inf"), 0.0, top)  # nothing seen in any split
+
+    total = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, HEAD_SIZE], tl.float32)
+    for split in range(splits):
+        part = split * split_rows + head_row
+        weight = tl.exp(tl.load(part_lse_ptr + part, mask=inside, other=float("-inf")) - origin)
+        total += weight
+        part_ptrs = part_ptr + part[:, None] * HEAD_SIZE + dim[None, :]
+        acc += weight[:, None] * tl.load(part_ptrs, mask=inside[:, None], other=0.0)
+
+    seen = top > float("-inf")
+    acc = acc / tl.where(seen, total, 1.0)[:, None]
+    lse = tl.where(seen, top + tl.log(total), float("-inf"))
+    out_row = (batch * n_q + row) * heads + head
+    out_ptrs = out_ptr + out_row[:, None] * HEAD_SIZE + dim[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+    tl.store(lse_ptr + head_row, lse, mask=inside)
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_pos: Tensor,
+    q_hide: Tensor,
+    q_kind: Tensor,
+    q_slot: Tensor,
+    k_pos: Tensor,
+    k_kind: Tensor,
+    k_hide: Tensor,
+    lengths: Tensor,
+    scale: float,
+    block_causal: int,
+    window: int,
+    switches: int,
+    splits: int,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernels on the device of `q`; arguments and results as in the schema of `superposed_attention`."""
+    b, h, n_q, d = q.shape
+    out = q.new_empty((b, n_q, h, d)).transpose(1, 2)
+    lse = q.new_empty((b, h, n_q), dtype=torch.float32)
+    if q.numel() == 0:
+        return out, lse
+
+    if splits == 1:
+        part, part_lse = out[None], lse[None]
+    else:
+        part = q.new_empty((splits, b, h, n_q, d), dtype=torch.float32)
+        part_lse = q.new_empty((splits, b, h, n_q), dtype=torch.float32)
+    how = config(d, q.dtype, _generation(q.device))
+    with on_device(q):
+        _superposed_attention_tile_kernel[(triton.cdiv(n_q, how.constants["BM"]), h, b * splits)](
+            q,
+            k,
+            v,
+            q_pos,
+            q_hide,
+            q_kind,
+            q_slot,
+            k_pos,
+            k_kind,
+            k_hide,
+            lengths,
+            part,
+            part_lse,
+            scale * LOG2_E,
+            n_q,
+            k.shape[2],
+            splits,
+            h // k.shape[1],
+            block_causal,
+            window,
+            switches,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            *q_pos.stride(),
+            *q_hide.stride(),
+            *q_kind.stride(),
+            *q_slot.stride(),
+            *k_pos.stride(),
+            *k_kind.stride(),
+            *k_hide.stride(),
+            lengths.stride(0),
+            *part.stride()[:4],
+            *part_lse.stride()[:3],
+            **how.constants,
+            **how.options,
+        )
+        if splits > 1:
+            how = merge_config(d)
+            _superposed_attention_merge_kernel[(triton.cdiv(n_q, how.constants["BM"]), h, b)](
+                part, part_lse, out, lse, n_q, splits, **how.constants, **how.options
+            )
+    return out, lse
