@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of `decode` goes: model body, head, and everything else, batch 1, on the bundled model.
 
-    python benchmarks/decode_loop.py [--problems 20] [--runs 5] [--device cpu] [--csv benchmarks/results/decode_loop.csv]
+    python benchmarks/decode_loop.py [--problems 20] [--runs 5] [--csv FILE]
 
 "Everything else" is what this package adds around the model: rows, masks, statistics, decisions, commits. Strategies
 alternate problem by problem within a run, after one untimed decode each; the table shows the median run with the 20th

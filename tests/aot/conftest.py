@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels compiled for GPUs that are not here. A process of its own: an interpreted kernel cannot be compiled."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    raise pytest.UsageError("tests/aot compiles kernels: run it without TRITON_INTERPRET=1")

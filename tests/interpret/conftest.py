@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on CPU tensors, in Triton's interpreter. A process of its own: Triton reads the variable at import."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    imported = [name for name in ("triton", "leap_kernels") if name in sys.modules]
+    if imported:
+        raise pytest.UsageError(
+            f"{' and '.join(imported)} imported before tests/interpret could set TRITON_INTERPRET=1. "
+            "Run this tier alone: TRITON_INTERPRET=1 python -m pytest tests/interpret"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+SENTINEL = -77
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Memory that a launcher allocates comes filled with NaN or SENTINEL, so that what no kernel writes shows."""
+    new_empty = torch.Tensor.new_empty
+
+    def filled(self, *args, **kwargs):
+        out = new_empty(self, *args, **kwargs)
+        return out.fill_(float("nan") if out.is_floating_point() else SENTINEL)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
