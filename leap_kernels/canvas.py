@@ -177,9 +177,8 @@ class Canvas:
             self.left[i] = spans[i][1] - spans[i][0]
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
 
-    def select(self, keep: list[int]) -> None:
-        """Drop the samples that are not in `keep`."""
-        index = torch.tensor(keep, dtype=torch.int64, device=self.device)
+    def select(self, keep: list[int], index: Tensor) -> None:
+        """Drop the samples that are not in `keep`; `index` is the same on the device."""
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
         for name in ("sample", "n_prompt", "block", "left"):

@@ -10,9 +10,10 @@ from typing import Any
 
 from .caches import CACHES
 from .errors import ConfigError, ModelError, expected
-from .models.spec import ModelSpec
+from .models.spec import ModelSpec, limits_of
 from .ops.backends import check_name
 from .strategies import STRATEGIES, Strategy
+from .strategies.base import check_flag, check_range
 
 __all__ = ["DecodeConfig", "resolve"]
 
@@ -55,37 +56,48 @@ class DecodeConfig:
             value = getattr(self, name)
             if not _is_int(value) or value < 1:
                 raise ConfigError(expected(name, "a whole number of at least 1", repr(value)))
-        if not isinstance(self.strategy, Strategy) and self.strategy not in STRATEGIES:
+        if not isinstance(self.strategy, Strategy) and not _is_key(self.strategy, STRATEGIES):
             names = ", ".join(STRATEGIES)
             raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
-        if self.cache not in CACHES:
+        if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
-        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < float("inf"):
-            raise ConfigError(expected("temperature", "a finite number of at least 0", repr(self.temperature)))
-        if not all(_is_int(seed) for seed in _as_tuple(self.seed)):
-            raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
-        for name in ("suppress_tokens", "eos_token_id", "mask_token_id", "pad_token_id"):
+        check_range("temperature", self.temperature, 0, 1e6)
+        check_flag("early_stop", self.early_stop)
+        for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays
             value = getattr(self, name)
-            if value is not None and not all(_is_int(i) and i >= 0 for i in _as_tuple(value)):
-                raise ConfigError(expected(name, "token ids of at least 0", repr(value)))
+            if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
+                object.__setattr__(self, name, tuple(value))
+        if not _are_ints(self.seed, -(2**63), one=True):
+            raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
+        if not _are_ints(self.suppress_tokens, 0):
+            raise ConfigError(expected("suppress_tokens", "token ids of at least 0", repr(self.suppress_tokens)))
+        if self.eos_token_id is not None and not _are_ints(self.eos_token_id, 0, one=True):
+            raise ConfigError(expected("eos_token_id", "token ids of at least 0", repr(self.eos_token_id)))
+        for name in ("mask_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 0):
+                raise ConfigError(expected(name, "a token id of at least 0", repr(value)))
         check_name(self.backend)
 
     def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
-        """`spec` with this config's ids; ModelError when neither knows a mask token."""
-        own = {
+        """`spec` with this config's ids and the model's own limits; ModelError when nobody knows a mask token."""
+        own: dict[str, Any] = {
             "mask_token_id": self.mask_token_id,
-            "eos_token_ids": None if self.eos_token_id is None else _as_tuple(self.eos_token_id),
+            "eos_token_ids": (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id,
             "pad_token_id": self.pad_token_id,
         }
         own = {name: value for name, value in own.items() if value is not None}
-        if spec is not None:
-            return dataclasses.replace(spec, **own)  # type: ignore[arg-type]
-        if self.mask_token_id is None:
+        if spec is None and self.mask_token_id is None:
             raise ModelError(
                 f"no mask token known for {type(model).__name__}: leap_kernels decodes masked-diffusion models only. "
                 "Pass spec=ModelSpec(mask_token_id=...), or mask_token_id=..., or use leap_kernels.load."
             )
-        return ModelSpec(**own)  # type: ignore[arg-type]
+        limits = limits_of(model)
+        for name, limit in limits.items():
+            claimed = getattr(spec, name, None)
+            if claimed is None or claimed > limit:
+                own[name] = limit
+        return dataclasses.replace(spec, **own) if spec is not None else ModelSpec(**own)
 
 
 def resolve(
@@ -99,6 +111,10 @@ def resolve(
         raise ConfigError(expected("config", "a DecodeConfig", type(config).__name__))
     shared = {f.name for f in dataclasses.fields(DecodeConfig)}
     recommended = {} if config is not None else defaults
+    options_of_all = {f.name for rule in STRATEGIES.values() for f in dataclasses.fields(rule)}  # type: ignore[arg-type]
+    unheard_of = sorted(recommended.keys() - shared - options_of_all)
+    if unheard_of:
+        raise ConfigError(f"the model recommends settings that nobody knows: {', '.join(unheard_of)}.")
     given = {**recommended, **overrides}
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
@@ -120,6 +136,7 @@ def resolve(
         options = {name: value for name, value in recommended.items() if name in known - shared} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
+    check_range("eta", strategy.eta, 1 / 64, 1)  # of a rule that does not check it itself
     return config, strategy
 
 
@@ -127,5 +144,11 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple, range)) else (value,)
+def _are_ints(value: object, least: int, *, one: bool = False) -> bool:
+    """Whether this is a tuple of whole numbers of 64 bits from `least` on, or, with `one`, a single number."""
+    values = value if isinstance(value, tuple) else (value,) if one else (None,)
+    return all(_is_int(v) and least <= v < 2**63 for v in values)
+
+
+def _is_key(value: object, table: Mapping[str, Any]) -> bool:
+    return isinstance(value, str) and value in table

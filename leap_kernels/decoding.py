@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from . import prompts as prompts_
 from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
-from .errors import BadLogitsError, LeapError, ModelError
+from .errors import BadLogitsError, InputError, LeapError, ModelError, expected
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
@@ -39,7 +39,7 @@ def decode(
     *,
     config: DecodeConfig | None = None,
     spec: ModelSpec | None = None,
-    observers: Sequence[Observer] = (),
+    observers: Iterable[Observer] = (),
     **overrides: Any,
 ) -> DecodeOutput:
     """Decode masked-diffusion language models, by LEAP unless told otherwise.
@@ -51,7 +51,7 @@ def decode(
         attention_mask: (B, P), 1 on tokens and 0 on padding, which may stand on either side.
         config: a DecodeConfig; None takes the model's recommended settings.
         spec: the ModelSpec of a model that does not carry one.
-        observers: called after every forward with a StepEvent.
+        observers: called after every forward with a StepEvent; each costs a few reads from the device.
         **overrides: fields of DecodeConfig (`max_new_tokens`, `block_length`, `strategy`, ...) and options of the
             strategy (`threshold`, `tau`, `eta`, ...). Unknown names are refused.
 
@@ -69,11 +69,16 @@ def decode(
     ('7 2', True)
     """
     began = time.perf_counter()
+    if spec is not None and not isinstance(spec, ModelSpec):
+        raise ModelError(expected("spec", "a ModelSpec", repr(spec)))
+    observers = tuple(observers) if isinstance(observers, Iterable) else (observers,)
+    if not all(callable(observer) for observer in observers):
+        raise InputError(expected("observers", "callables that take a StepEvent", repr(observers)))
     known = spec_of(model) if spec is None else spec
     config, strategy = resolve(config, known.defaults if known else {}, overrides)
     spec = config.spec(known, model)
     backbone = backbone_for(model, spec)
-    if strategy.needs_candidates and not backbone.superposes:
+    if strategy.appends and not backbone.superposes:
         raise ModelError(
             f"strategy {strategy.name!r} needs a model that takes position_ids and a 4-D attention_mask; this one "
             'does not. Use strategy="threshold" or "full", or give the callable both arguments.'
@@ -109,10 +114,9 @@ class _Lookahead:
     counts: list[int]
     copies: list[int]
 
-    def select(self, keep: list[int], device: torch.device) -> None:
+    def select(self, keep: list[int], index: Tensor) -> None:
         self.counts, self.copies = [self.counts[i] for i in keep], [self.copies[i] for i in keep]
         if self.rows is not None:
-            index = torch.tensor(keep, dtype=torch.int64, device=device)
             self.rows = Superposed(*(t.index_select(0, index) for t in self.rows))
 
 
@@ -151,6 +155,9 @@ class _Loop:
         seeds = [config.seed] * batch if isinstance(config.seed, int) else list(config.seed)
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
         self.state = strategy.start(canvas)
+        if self.state is not None and not hasattr(self.state, "select"):
+            got = type(self.state).__name__
+            raise LeapError(expected(f"start() of strategy {strategy.name!r}", "an object with select(index)", got))
         self.memory: Memory | None = None
         self.ahead = _Lookahead(None, [0] * batch, [0] * batch)
         self.now = 0
@@ -172,20 +179,27 @@ class _Loop:
         deciding = self._deciding(view.targets, rows)
         stats, top, bad = self._measure(hidden, rows, view, deciding)
         decision = strategy.accept(stats, view, self.state)
+        if not isinstance(decision, Decision):
+            got = type(decision).__name__
+            raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
         at = (deciding.sample, deciding.slot)
-        canvas.commit(
-            deciding.sample, deciding.column, decision.token[at], decision.reason[at], stats.prob1[at], self.now
-        )
+        token, reason = decision.token[at], decision.reason[at].to(torch.int32)
+        foreign = (reason > 0) & ((token < 0) | (token >= self.width))
+        canvas.commit(deciding.sample, deciding.column, token, reason, stats.prob1[at], self.now)
         if strategy.needs_candidates:
             self._remember(deciding, top)
+        if strategy.appends:
             self.ahead.rows = strategy.superpose(self._view(view.targets.shape[1]), self.state)
 
         # The one thing that the host reads in a step.
         batch, before = len(canvas.sample), self.ahead.counts
-        *table, any_bad = torch.cat([canvas.masks_and_eos().flatten(), self._sizes(), bad.any()[None]]).tolist()
+        wrong = torch.stack([bad.any(), foreign.any()])
+        *table, any_bad, any_foreign = torch.cat([canvas.masks_and_eos().flatten(), self._sizes(), wrong]).tolist()
         left, eos, counts, copies = (table[i * batch : (i + 1) * batch] for i in range(4))
         if any_bad:
             self._report_bad(bad, view, deciding)
+        if any_foreign:
+            raise LeapError(f"strategy {strategy.name!r} committed a token outside the vocabulary of {self.width}.")
         if self.observers:
             self._tell_observers(view, decision, stats, deciding, before)
         stuck = [canvas.sample[i] for i in range(batch) if left[i] >= canvas.left[i]]
@@ -236,6 +250,8 @@ class _Loop:
             torch.cat([self._read_row(sample, column), deciding.copy_row]),
         )
         logits = self._timed("head", self.backbone.head, hidden[at])
+        if self.now == 1:
+            self._check_width(logits.shape[1])
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
         base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
         predicted = base
@@ -248,6 +264,15 @@ class _Loop:
         place = sample * shape[1] + deciding.slot
         stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])
         return stats, base, ~top.lse.isfinite()
+
+    def _check_width(self, width: int) -> None:
+        """What a callable's vocabulary is shows in its first logits only."""
+        self.width, spec = width, self.canvas.spec
+        named = {"mask_token_id": (spec.mask_token_id,), "eos_token_ids": spec.eos_token_ids}
+        named |= {"suppress_tokens": tuple(self.config.suppress_tokens)}
+        for name, ids in named.items():
+            if any(i >= width for i in ids):
+                raise ModelError(expected(name, f"in [0, {width}), the width of the logits", max(ids)))
 
     def _read_row(self, sample: Tensor, column: Tensor) -> Tensor:
         """The base row that predicts a column: its own, or the one before in shifted models."""
@@ -281,7 +306,7 @@ class _Loop:
             self._look_into(covered, hidden)
         if done:
             self._retire(done)
-        if moved and self.strategy.needs_candidates:
+        if moved and self.strategy.appends:
             # A new block has candidates of its own: superpose again. Only here the host reads a second time.
             self.ahead.rows = self.strategy.superpose(self._view(max(canvas.left)), self.state)
             sizes, batch = self._sizes().tolist(), len(canvas.sample)
@@ -317,9 +342,9 @@ class _Loop:
         self.confidence[target] = canvas.confidence[index]
 
         kept = torch.tensor(keep, dtype=torch.int64, device=canvas.device)
-        canvas.select(keep)
+        canvas.select(keep, kept)
         self.seeds = self.seeds[kept]
-        self.ahead.select(keep, canvas.device)
+        self.ahead.select(keep, kept)
         for follower in (self.memory, self.state):
             if follower is not None:
                 follower.select(kept)

@@ -11,7 +11,7 @@ from torch import Tensor
 __all__ = ["DecodeOutput", "History", "StepEvent", "Timing"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class History:
     """When and why each generated token was committed, B samples of N tokens."""
 
@@ -57,7 +57,7 @@ class StepEvent:
     """Rows appended to each sample that took part in this forward."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DecodeOutput:
     """What `decode` returns for B samples, P prompt columns and N = max_new_tokens."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .config import DecodeConfig
-from .errors import InputError, ModelError, expected
+from .errors import ConfigError, InputError, expected
 from .models.spec import ModelSpec
 from .ops.backends import choose
 
@@ -66,7 +66,7 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
         raise InputError(expected("input_ids.shape", "(B, P) with B >= 1, or (P,)", tuple(ids.shape)))
     if ids.dim() == 1:
         ids = ids[None]
-        if attention_mask is not None and attention_mask.dim() == 1:
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 1:
             attention_mask = attention_mask[None]
     ids = ids.long()
     if attention_mask is None:
@@ -79,6 +79,8 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
     keep = attention_mask != 0
     if bool((keep & (attention_mask != 1)).any()):
         raise InputError(expected("attention_mask", "1 on tokens and 0 on padding", "other values"))
+    if ids.shape[1] and not bool(keep.any()):
+        raise InputError(expected("attention_mask", "1 on tokens and 0 on padding", "0 everywhere"))
     edges = (keep[:, 1:] != keep[:, :-1]).sum(1)
     if bool((edges > 1).any()):
         bad = int((edges > 1).nonzero()[0])
@@ -91,7 +93,10 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
 
 def _from_list(prompts: Sequence[Any], attention_mask: Tensor | None, spec: ModelSpec) -> Prompts:
     if attention_mask is not None:
-        raise InputError("attention_mask goes with a (B, P) tensor; a list of prompts needs none. Leave it out.")
+        raise InputError(
+            "attention_mask goes with a (B, P) tensor; a list of prompts needs none. Leave it out, or have the "
+            'tokenizer return tensors: tokenizer(texts, padding=True, return_tensors="pt").'
+        )
     if not prompts:
         raise InputError(expected("input_ids", "at least one prompt", "an empty list"))
     tensors = []
@@ -131,7 +136,7 @@ def _check_settings(batch: int, spec: ModelSpec, config: DecodeConfig) -> None:
         raise InputError(expected("suppress_tokens", f"in [0, {top})", wrong))
     block = spec.block_causal_length
     if block and block % config.block_length:
-        raise ModelError(
+        raise ConfigError(
             f"block_length {config.block_length} must divide the model's block-causal length {block}. "
             f"Pass block_length={block}."
         )

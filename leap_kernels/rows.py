@@ -88,6 +88,8 @@ class Rows:
         """Every column of `ids` (B, L) as a base row; `attention_mask` (B, L) marks padding with 0."""
         if attention_mask is not None and attention_mask.shape != ids.shape:
             raise InputError(expected("attention_mask.shape", f"{tuple(ids.shape)}", tuple(attention_mask.shape)))
+        if attention_mask is not None and bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+            raise InputError(expected("attention_mask", "1 on tokens and 0 on padding", "other values"))
         valid = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         pos = (valid.cumsum(1) - 1).clamp(min=0).to(torch.int32)
         kind = torch.where(valid, BASE, PADDING).to(torch.int32)

@@ -13,7 +13,7 @@ from .ops import TopEta
 __all__ = ["Memory", "RowStatistics"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowStatistics:
     """Statistics of one forward at the masked targets, laid out (B, T) like `View.targets`.
 

@@ -30,7 +30,7 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
         ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
         ("strategy", ["magic", 7], "strategy must be one of full, threshold, leap, or a Strategy object, got"),
         ("cache", ["dual", None], "cache must be one of none, got"),
-        ("temperature", [-0.1, float("nan"), float("inf"), "hot"], "temperature must be a finite number"),
+        ("temperature", [-0.1, float("nan"), float("inf"), "hot"], r"temperature must be a number in \[0, 1e\+06\]"),
         ("seed", [1.5, "a", [0, 1.5]], "seed must be a whole number, or one a sample"),
         ("eta", [0.0, 1 / 65, 1.01, float("nan"), "x"], r"eta must be a number in \[0.015625, 1\], got"),
         ("tau", [-0.1, 1.1, float("nan")], r"tau must be a number in \[0, 1\], got"),
@@ -145,7 +145,7 @@ def test_specs_that_contradict_themselves():
 
 def test_blocks_must_divide_block_causal_ones():
     spec = ModelSpec(mask_token_id=0, block_causal_length=8, vocab_size=23)
-    refused(ModelError, "block_length 3 must divide the model's block-causal length 8", spec=spec, block_length=3)
+    refused(ConfigError, "block_length 3 must divide the model's block-causal length 8", spec=spec, block_length=3)
 
 
 def test_things_that_are_no_model():
@@ -155,7 +155,123 @@ def test_things_that_are_no_model():
     headless = random_llama().model
     refused(ModelError, "has no language-model head", model=headless)
     training = random_llama().train()
-    refused(ModelError, "training mode.*Call model.eval", model=training)
+    refused(ModelError, "training mode.*Call model.eval", model=training, max_new_tokens=4)
+    refused(ModelError, "no model", model=max)
+
+
+class Wrapper(torch.nn.Module):
+    """What people put around a model: forwards the call, and attributes it does not have."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids, position_ids, attention_mask):
+        return self.inner(input_ids, position_ids=position_ids, attention_mask=attention_mask).logits
+
+
+def test_wrapped_models():
+    inner = random_llama(4)
+    options = {"spec": SPEC, "max_new_tokens": 6, "block_length": 3}
+    expected = decode(inner, IDS, **options)
+    assert torch.equal(decode(Wrapper(inner).eval(), IDS, **options).sequences, expected.sequences)
+    refused(ModelError, "training mode", model=Wrapper(inner).train())
+    inner.eval().set_attn_implementation("eager")
+    refused(ModelError, "eager attention.*set_attn_implementation", model=Wrapper(inner).eval())
+
+    peft = Wrapper(inner).eval()
+    peft.get_base_model = lambda: inner
+    assert torch.equal(decode(peft, IDS, **options).sequences, expected.sequences)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("logits_scaling", 8.0), ("logit_scale", 0.25)])
+def test_models_whose_head_alone_is_not_their_logits(setting, value):
+    model = random_llama()
+    setattr(model.config, setting, value)
+    refused(ModelError, f"computes its logits with {setting} of its config", model=model)
+
+
+def test_masked_lms_with_layers_before_their_output_embeddings():
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(vocab_size=23, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    refused(ModelError, "layers before its output embeddings", model=BertForMaskedLM(config).eval())
+
+
+def test_limits_of_the_model_hold_without_a_full_spec():
+    model, bare = random_llama(), ModelSpec(mask_token_id=0)
+    refused(InputError, "positions, the model has 128", model=model, spec=bare, max_new_tokens=126)
+    refused(InputError, r"ids of sample 0 must be in \[0, 23\)", torch.tensor([[5, 400]]), model=model, spec=bare)
+    for spec in (ModelSpec(mask_token_id=30), ModelSpec(mask_token_id=30, vocab_size=50)):
+        refused(ModelError, r"mask_token_id must be in \[0, 23\), got 30", model=model, spec=spec)
+    refused(ModelError, r"pad_token_id must be in \[0, 23\)", model=model, spec=bare, pad_token_id=99)
+
+
+def flat(width):
+    return lambda input_ids, position_ids, attention_mask: torch.zeros(*input_ids.shape, width)
+
+
+def test_callables_are_checked_at_their_first_logits():
+    for spec, options, match in [
+        (ModelSpec(mask_token_id=7), {}, r"mask_token_id must be in \[0, 5\), the width of the logits, got 7"),
+        (ModelSpec(mask_token_id=0, eos_token_ids=(9,)), {}, r"eos_token_ids must be in \[0, 5\)"),
+        (ModelSpec(mask_token_id=0), {"suppress_tokens": [6]}, r"suppress_tokens must be in \[0, 5\)"),
+    ]:
+        refused(ModelError, match, torch.tensor([[1]]), model=flat(5), spec=spec, max_new_tokens=2, **options)
+    for out, match in [(torch.zeros(1, 1, 5), r"got \(1, 1, 5\)"), ((1, 2), "got tuple"), (None, "got NoneType")]:
+        refused(ModelError, f"the model's logits must be a tensor of shape \\(1, 5, V\\), {match}",
+                model=lambda input_ids, position_ids, attention_mask, out=out: out, max_new_tokens=2)  # fmt: skip
+
+
+def test_a_callable_without_positions_takes_no_padding():
+    def columns(input_ids, attention_mask):
+        return torch.zeros(*input_ids.shape, 23)
+
+    options = {"spec": SPEC, "strategy": "full", "max_new_tokens": 2}
+    refused(ModelError, "takes no position_ids", [IDS[0], IDS[0, :1]], model=columns, **options)
+    assert decode(columns, IDS, **options).nfe[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"spec": {"mask_token_id": 0}}, ModelError, "spec must be a ModelSpec, got"),
+        ({"observers": [3]}, InputError, "observers must be callables"),
+        ({"observers": 3}, InputError, "observers must be callables"),
+        ({"suppress_tokens": None}, ConfigError, "suppress_tokens must be token ids"),
+        ({"suppress_tokens": 5}, ConfigError, "suppress_tokens must be token ids"),
+        ({"mask_token_id": [3]}, ConfigError, "mask_token_id must be a token id"),
+        ({"cache": ["none"]}, ConfigError, "cache must be one of"),
+        ({"strategy": ["leap"]}, ConfigError, "strategy must be one of"),
+        ({"seed": 2**63}, ConfigError, "seed must be a whole number"),
+        ({"early_stop": "no"}, ConfigError, "early_stop must be True or False"),
+        ({"temperature": True}, ConfigError, "temperature must be a number"),
+        ({"keep_confident": "no"}, ConfigError, "keep_confident must be True or False"),
+        ({"require_lookahead": 1}, ConfigError, "require_lookahead must be True or False"),
+        ({"copies_see_copies": 2}, ConfigError, "copies_see_copies must be True or False"),
+    ],
+)
+def test_wrong_types_are_named(options, error, match):
+    refused(error, match, **options)
+
+
+def test_misspelt_recommendations_are_found():
+    spec = ModelSpec(mask_token_id=0, vocab_size=23, defaults={"treshold": 0.5})
+    refused(ConfigError, "recommends settings that nobody knows: treshold", spec=spec)
+
+
+def test_settings_cannot_change_once_they_are_checked():
+    ids = [1]
+    config = DecodeConfig(suppress_tokens=ids, seed=[1, 2], eos_token_id=[3])
+    ids[0] = -7
+    assert config.suppress_tokens == (1,)
+    assert config == DecodeConfig(suppress_tokens=(1,), seed=(1, 2), eos_token_id=(3,))
+    assert len({config, DecodeConfig(suppress_tokens=(1,), seed=(1, 2), eos_token_id=(3,))}) == 1
+    assert hash(ModelSpec(mask_token_id=0, defaults={"tau": 0.5})) is not None
+
+
+def test_a_mask_of_zeros_is_not_taken_for_a_batch_of_empty_prompts():
+    refused(InputError, "0 everywhere", IDS, torch.zeros_like(IDS))
 
 
 def test_a_callable_without_masks_runs_everything_but_leap():
@@ -186,6 +302,24 @@ def test_strategies_that_do_nothing():
     options = {"spec": SPEC, "max_new_tokens": 2}
     with pytest.raises(LeapError, match="strategy 'custom' committed no token of sample 0 at step 1"):
         decode(random_llama(), IDS, strategy=Lazy(), **options)
+
+    class Foreign(Strategy):
+        def __init__(self, token):
+            self.token = token
+
+        def accept(self, stats, view, state):
+            return Decision(torch.full_like(stats.top1, self.token), (view.targets >= 0).long())
+
+    class Stateful(Foreign):
+        def start(self, canvas):
+            return {}
+
+    for token in (-1, 23):
+        with pytest.raises(LeapError, match="committed a token outside the vocabulary of 23"):
+            decode(random_llama(), IDS, strategy=Foreign(token), **options)
+    assert decode(random_llama(), IDS, strategy=Foreign(7), **options).generated.tolist() == [[7, 7]]
+    with pytest.raises(LeapError, match=r"start\(\) of strategy 'custom' must be an object with select"):
+        decode(random_llama(), IDS, strategy=Stateful(7), **options)
     with pytest.raises(TypeError, match="Unfinished is a Strategy without an accept"):
         decode(random_llama(), IDS, strategy=Unfinished(), **options)
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -838,3 +840,36 @@ def test_every_refusal_is_a_leap_error_and_a_value_error() -> None:
     for error in (CheckpointError, ConfigError, ModelError):
         assert issubclass(error, LeapError)
         assert issubclass(error, ValueError)
+
+
+def test_a_loaded_model_can_be_copied_and_pickled() -> None:
+    """The float32 rotary table follows the copy, and belongs to it."""
+    model = leap_kernels.load("tiny")
+    ids = torch.arange(3, 12)[None]
+    expected = model(ids).logits
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.model.rotary_emb.forward.args[0] is twin.model.rotary_emb
+        assert torch.equal(twin(ids).logits, expected)
+        assert torch.equal(leap_kernels.decode(twin, ids).sequences, leap_kernels.decode(model, ids).sequences)
+
+
+def test_float32_rope_keeps_the_scaling_of_its_kind() -> None:
+    """Yarn scales cos and sin; a table that changes with the length cannot be kept."""
+    from leap_kernels.models.rope import keep_float32
+
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    config = LlamaConfig(
+        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=128, rope_parameters=rope,
+    )  # fmt: skip
+    rotary = LlamaForCausalLM(config).model.rotary_emb
+    x, pos = torch.zeros(1, 1), torch.arange(90)[None]
+    expected = rotary(x, pos)
+    assert rotary.attention_scaling != 1
+    keep_float32(rotary)
+    for a, b in zip(rotary(x, pos), expected, strict=True):
+        assert torch.equal(a, b)
+    del rotary.forward
+    rotary.rope_type = "dynamic"
+    with pytest.raises(ModelError, match="rope_fp32 does not go with rope_type 'dynamic'"):
+        keep_float32(rotary)

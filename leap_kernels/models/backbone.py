@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ..attention import NAME, register
-from ..errors import ModelError
+from ..errors import ModelError, expected
 from ..rows import Rows
 from .rope import keep_float32, repair_frequencies
 from .spec import ModelSpec
@@ -42,6 +43,7 @@ def backbone_for(model: Any, spec: ModelSpec) -> Backbone:
     """The Backbone of a transformers model or of a callable; ModelError for anything else."""
     from transformers import PreTrainedModel
 
+    model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
         return TransformersBackbone(model, spec)
     if callable(model):
@@ -50,6 +52,12 @@ def backbone_for(model: Any, spec: ModelSpec) -> Backbone:
         f"model must be a transformers model or a callable f(input_ids, position_ids=, attention_mask=) -> logits, "
         f"got {type(model).__name__}. leap_kernels.load(path) returns one."
     )
+
+
+def unwrapped(model: Any) -> Any:
+    """The transformers model inside a PEFT one, which computes the same; anything else as it is."""
+    base = getattr(model, "get_base_model", None) if isinstance(model, nn.Module) else None
+    return base() if callable(base) else model
 
 
 class TransformersBackbone:
@@ -63,6 +71,13 @@ class TransformersBackbone:
         name = type(model).__name__
         if self._body is model or self._head is None:
             raise ModelError(f"{name} has no language-model head. Load the class that has one (...ForCausalLM).")
+        changed = [key for key in _LOGIT_SETTINGS if getattr(model.config, key, None) not in (None, 1.0)]
+        if changed or self._head not in model.children():
+            what = f"{', '.join(changed)} of its config" if changed else "layers before its output embeddings"
+            raise ModelError(
+                f"{name} computes its logits with {what}, which calling the head alone would leave out. Pass a "
+                "callable f(input_ids, position_ids=, attention_mask=) -> logits around the model."
+            )
         if not model._can_set_attn_implementation():
             raise ModelError(
                 f"{name} does not use transformers' attention interface, so its masks cannot be set. "
@@ -104,8 +119,16 @@ class TransformersBackbone:
             self._lock.release()
 
     def body(self, rows: Rows) -> Tensor:
+        # The attention backend does not read this mask. But transformers returns a 4-D one as it is, where it would
+        # otherwise (5.0) look at the positions on the host and build a causal one.
+        no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=rows.pos.device)
         hidden: Tensor = self._body(
-            input_ids=rows.token, position_ids=rows.pos, use_cache=False, is_causal=False, leap=rows
+            input_ids=rows.token,
+            attention_mask=no_mask,
+            position_ids=rows.pos,
+            use_cache=False,
+            is_causal=False,
+            leap=rows,
         ).last_hidden_state
         return hidden
 
@@ -119,13 +142,24 @@ class FunctionBackbone:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         target = function.forward if isinstance(function, nn.Module) else function
-        parameters = inspect.signature(target).parameters
+        try:
+            parameters = inspect.signature(target).parameters
+        except ValueError as error:
+            raise ModelError(f"the callable {function!r} is no model: {error}. See decode's docstring.") from error
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._function = function
         self._named = {n for n in ("position_ids", "attention_mask") if takes_all or n in parameters}
         self.superposes = len(self._named) == 2
 
     def __enter__(self) -> FunctionBackbone:
+        if getattr(self._function, "training", False):
+            raise ModelError("the model is in training mode, which may drop out activations. Call model.eval().")
+        modules = self._function.modules() if isinstance(self._function, nn.Module) else ()
+        if any(getattr(getattr(m, "config", None), "_attn_implementation", None) == "eager" for m in modules):
+            raise ModelError(
+                "this model wraps a transformers model with eager attention, which adds a bool mask to the scores "
+                'instead of applying it. Call set_attn_implementation("sdpa") on the model inside.'
+            )
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -136,19 +170,29 @@ class FunctionBackbone:
                 "this model takes no attention_mask, so padding and lookahead rows cannot be hidden from it. "
                 "Decode one prompt at a time without LEAP, or give the callable an attention_mask argument."
             )
+        if "position_ids" not in self._named and rows.padded:
+            raise ModelError(
+                "this model takes no position_ids, so a padded prompt would stand at wrong positions. "
+                "Decode one prompt at a time, or give the callable a position_ids argument."
+            )
         keywords = {}
         if "position_ids" in self._named:
             keywords["position_ids"] = rows.pos.long()
         if "attention_mask" in self._named:
             keywords["attention_mask"] = rows.dense_mask
         out = self._function(rows.token, **keywords)
-        logits: Tensor = getattr(out, "logits", out)
+        logits = out["logits"] if isinstance(out, dict) else getattr(out, "logits", out)
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != rows.token.shape:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            wanted = f"a tensor of shape ({rows.token.shape[0]}, {rows.token.shape[1]}, V)"
+            raise ModelError(expected("the model's logits", wanted, got))
         return logits
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
 
 
+_LOGIT_SETTINGS = ("logits_scaling", "logit_scale", "final_logit_softcapping")
 _SHARED_SETTINGS = ("_attn_implementation_internal", "is_causal")
 
 _locks: dict[int, Any] = {}

@@ -126,7 +126,8 @@ def spec_of(model: Any) -> ModelSpec | None:
 def _warn_untested(version: str) -> None:
     """One warning, never a refusal, where transformers is newer than what the tests have seen."""
     oldest, newest = TESTED_TRANSFORMERS
-    if tuple(map(int, version.split(".")[:2])) > tuple(map(int, newest.split("."))):
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and tuple(map(int, found.groups())) > tuple(map(int, newest.split("."))):
         warnings.warn(
             f"transformers {version} is newer than what leap_kernels is tested with ({oldest} to {newest}); "
             "if results look wrong, compare with a tested release.",
@@ -166,8 +167,9 @@ def _config_dict(folder: str) -> dict[str, Any]:
 def _refuse_own_head(folder: str, model: Any, names: Mapping[str, str]) -> None:
     """A config that ties the head to the embeddings contradicts a file in which the head has values of its own."""
     from safetensors import safe_open
+    from transformers.utils.hub import cached_file
 
-    for path in Path(folder).glob("*.safetensors"):
+    for path in Path(str(cached_file(folder, "config.json"))).parent.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for key in file.keys():  # noqa: SIM118 - not a dict
                 stock = next((re.sub(a, b, key) for a, b in names.items() if re.search(a, key)), key)

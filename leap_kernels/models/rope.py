@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import types
+import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import ModelError
 
 __all__ = ["keep_float32", "repair_frequencies"]
 
@@ -25,14 +27,17 @@ def keep_float32(model: nn.Module) -> list[Any]:
     """
     changed = [module for module in _rotary_modules(model) if "forward" not in vars(module)]
     for module in changed:
-        module.forward = types.MethodType(_float32_tables, module)
+        if getattr(module, "rope_type", "default") in ("dynamic", "longrope"):
+            raise ModelError(f"rope_fp32 does not go with rope_type {module.rope_type!r}, whose table changes.")
+        module.forward = functools.partial(_float32_tables, module)  # not a method, which could not be pickled
     return changed
 
 
 def _float32_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     angles = position_ids[..., None].float() * self.inv_freq.float()
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    scaling = getattr(self, "attention_scaling", 1.0)
+    return angles.cos() * scaling, angles.sin() * scaling
 
 
 def repair_frequencies(model: nn.Module) -> None:

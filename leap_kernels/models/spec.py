@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ModelError, expected
 
-__all__ = ["ModelSpec"]
+__all__ = ["ModelSpec", "limits_of"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,21 @@ class ModelSpec:
     """Longest sequence, prompt and new tokens, in tokens; None when the model sets no limit."""
     vocab_size: int | None = None
     """Width of the logits; None when unknown before the first forward."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Decode settings recommended for this checkpoint; `decode`'s own arguments win over them."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.eos_token_ids, int) or not all(_whole(i) for i in self.eos_token_ids):
+            raise ModelError(expected("eos_token_ids", "a tuple of token ids", repr(self.eos_token_ids)))
+        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        for name in ("mask_token_id", "pad_token_id", "shift", "block_causal_length", "max_positions", "vocab_size"):
+            value = getattr(self, name)
+            optional = name in ("pad_token_id", "max_positions", "vocab_size")
+            if not _whole(value) and not (optional and value is None):
+                raise ModelError(expected(name, "a whole number" + (" or None" if optional else ""), repr(value)))
+        for name in ("max_positions", "vocab_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ModelError(expected(name, "at least 1", getattr(self, name)))
         top = self.vocab_size
         ids = {"mask_token_id": self.mask_token_id, "pad_token_id": self.pad_token_id}
         ids |= {f"eos_token_ids[{i}]": id_ for i, id_ in enumerate(self.eos_token_ids)}
@@ -61,3 +72,19 @@ class ModelSpec:
         if self.pad_token_id is not None or not self.eos_token_ids:
             return self.pad_token_id
         return self.eos_token_ids[0]
+
+
+def limits_of(model: Any) -> dict[str, int]:
+    """`vocab_size` and `max_positions` of a transformers model, as far as it has them."""
+    limits: dict[str, int] = {}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and hasattr(head, "weight"):
+        limits["vocab_size"] = int(head.weight.shape[0])
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        limits["max_positions"] = positions
+    return limits
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ..models.spec import ModelSpec
     from ..statistics import RowStatistics
 
-__all__ = ["Decision", "Strategy", "View", "check_range"]
+__all__ = ["Decision", "Strategy", "View", "check_flag", "check_range"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
     """What a strategy may look at: B samples, up to T masked targets each."""
 
@@ -37,7 +37,7 @@ class View:
     backend: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decision:
     """What to commit."""
 
@@ -61,6 +61,11 @@ class Strategy:
     """Probability from which a token is a candidate."""
 
     @property
+    def appends(self) -> bool:
+        """Whether this rule has a `superpose` of its own."""
+        return type(self).superpose is not Strategy.superpose
+
+    @property
     def switches(self) -> Switches:
         """Who sees whom among the appended rows."""
         return Switches()
@@ -76,6 +81,12 @@ class Strategy:
     def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
         """Which targets to commit, and with which token."""
         raise TypeError(f"{type(self).__name__} is a Strategy without an accept(stats, view, state) method.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse an option that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ConfigError(expected(name, "True or False", repr(value)))
 
 
 def check_range(name: str, value: object, low: float, high: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ops import Superposed, Switches, check_consistency, superpose
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_range
+from .base import Decision, Strategy, View, check_flag, check_range
 
 __all__ = ["Leap"]
 
@@ -51,6 +51,9 @@ class Leap(Strategy):
         for name in ("threshold", "tau", "copy_threshold"):
             check_range(name, getattr(self, name), 0, 1)
         check_range("eta", self.eta, 1 / 64, 1)
+        for name in ("keep_confident", "require_lookahead"):
+            check_flag(name, getattr(self, name))
+        self.switches  # noqa: B018 - checks the four
 
     @property
     def switches(self) -> Switches:

@@ -24,7 +24,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def close(got: Tensor, reference: Tensor, truth: Tensor, scale: float = 0.0) -> None:
-    """2 x (error of the reference + eps x max |truth|) (kernels.md, test contract 1); not finite where it is not.
+    """2 x (error of the reference + eps x max |truth|) ; not finite where it is not.
 
     `scale` stands in for max |truth| where the result is a small difference of larger terms.
     """

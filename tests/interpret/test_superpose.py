@@ -76,14 +76,14 @@ def test_counts_beyond_their_range_are_cut():
     check(c)
 
 
-def test_position_zero_has_no_copy_in_shifted_models():
-    c = case([4, 4], 2)
+def test_rows_without_a_row_before_them_have_no_copy_in_shifted_models():
+    c = case([4, 4, 4], 2)
     c["targets"][:] = torch.tensor([0, 1, 2, 3])
     c["counts"][:] = 1
-    c["pos"][1] -= 1  # left padding: column 1 is position 0
-    c["pos"].clamp_(min=0)
+    c["pos"][1] = (c["pos"][1] - 1).clamp(min=0)  # left padding: column 1 is position 0
+    c["pos"][2] += 3  # a canvas that starts at position 3
     out = check(c, shift=1)
-    assert out.copy_row.tolist() == [[-1, 0, 1, 2], [-1, -1, 0, 1]]
+    assert out.copy_row.tolist() == [[-1, 0, 1, 2], [-1, -1, 0, 1], [-1, 0, 1, 2]]
 
 
 def test_strided_inputs():

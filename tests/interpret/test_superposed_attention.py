@@ -174,21 +174,23 @@ def test_scale_and_large_scores():
     check(c)
 
 
-def test_strides():
-    """[B, H, S, D], a slice of a fused projection, heads and batches expanded, metadata strided."""
+def test_layouts_of_q_k_and_v():
+    """[B, H, S, D], one of the three unlike the others, slices of a fused projection, heads and batches expanded."""
     c = case(2, 4, 2, 40, 100, 32)
     check({name: t.contiguous() for name, t in c.items()})
+    for name in ("q", "k", "v"):
+        check(c | {name: c[name].contiguous()})
     fused = torch.randn(2, 100, 3, 4, 48, generator=torch.Generator().manual_seed(0)).half()[..., 8:40]
     q, k, v = (t.transpose(1, 2) for t in fused.unbind(2))
     check(c | {"q": q[:, :, :40], "k": k[:, 2:], "v": v[:, 1:3]})
     check(c | {"k": c["k"][:1, :1].expand(2, 2, -1, -1), "k_pos": c["k_pos"][:1].expand(2, -1)})
-    spread = {}
-    for name, t in c.items():
-        if t.dtype == torch.int32:
-            spread[name] = torch.full((5, 2 * t.shape[1] + 1), 1, dtype=torch.int32)[1::2, 1::2].copy_(t)
-    spread["lengths"] = torch.tensor([90, 7, 55, 7], dtype=torch.int32)[::2]
-    check(c | spread)
-    check(c | {name: t.t().contiguous().t() for name, t in spread.items() if t.dim() == 2})
+
+
+@pytest.mark.parametrize("name", ["q_pos", "q_hide", "q_kind", "q_slot", "k_pos", "k_kind", "k_hide", "lengths"])
+def test_metadata_of_any_stride(name):
+    c = case(2, n_q=20, n_k=90) | {"lengths": torch.tensor([90, 70], dtype=torch.int32)}
+    spread = torch.ones([2 * n + 1 for n in c[name].shape], dtype=torch.int32)[(slice(1, None, 2),) * c[name].dim()]
+    check(c | {name: spread.copy_(c[name])})
 
 
 @pytest.mark.parametrize("far", ["batch", "head", "slot", "context"])

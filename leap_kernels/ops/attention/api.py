@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -40,6 +40,10 @@ class Switches:
     """A candidate sees the candidates of other targets."""
     candidates_see_copies: bool = True
     """A candidate sees the copies of other targets."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            validation.flag(field.name, getattr(self, field.name))
 
     @property
     def bits(self) -> int:

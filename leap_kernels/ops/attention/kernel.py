@@ -74,7 +74,7 @@ def _seen_classes(kind, switches):
 
 @triton.jit
 def _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_kind, slot, window):
-    """The mask of one tile, what reference.visible says; the q_ have shape [BM] and the others [BN].
+    """The mask of one tile, what reference.visible says of live rows; the q_ have shape [BM] and the others [BN].
 
     Few values a key and few steps an element: all of them live in registers beside the tile's scores.
     """
@@ -93,7 +93,7 @@ def _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_
     sees |= slot[None, :] == q_slot[:, None]
     sees &= k_pos[None, :] < q_end[:, None]
     sees &= (window == 0) | (tl.abs(q_pos[:, None] - k_pos[None, :]) < window)
-    return sees & (q_classes != 0)[:, None] & (k_kind >= 0)[None, :]
+    return sees & (k_kind >= 0)[None, :]
 
 
 @triton.jit
@@ -282,7 +282,7 @@ def _superposed_attention_tile_kernel(
         v = tl.load(v_ptr + place[:, None] * stride_vn + dim[None, :], mask=used[:, None], other=0.0)
         top, total, acc = _accumulate(s, v, top, total, acc)
 
-    # Padding rows took part in the tiles without a mask: they saw nothing all the same.
+    # Padding rows took part in all this, with whatever their q holds: they saw nothing all the same.
     seen = live & (top > float("-inf"))
     acc = tl.where(seen[:, None], acc / tl.where(seen, total, 1.0)[:, None], 0.0)
     lse = tl.where(seen, (top + tl.log2(total)) * 0.6931471805599453, float("-inf"))
