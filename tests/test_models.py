@@ -858,11 +858,11 @@ def test_float32_rope_keeps_the_scaling_of_its_kind() -> None:
     from leap_kernels.models.rope import keep_float32
 
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
         max_position_embeddings=128, rope_parameters=rope,
     )  # fmt: skip
-    rotary = LlamaForCausalLM(config).model.rotary_emb
+    rotary = transformers.LlamaForCausalLM(config).model.rotary_emb
     x, pos = torch.zeros(1, 1), torch.arange(90)[None]
     expected = rotary(x, pos)
     assert rotary.attention_scaling != 1

@@ -27,6 +27,9 @@ from leap_kernels.ops.superposition import kernel as superposition
 
 pytestmark = pytest.mark.aot
 
+if not isinstance(candidates._top_eta_split_kernel, JITFunction):
+    raise RuntimeError("the kernels are interpreted: run tests/aot in a process without TRITON_INTERPRET=1")
+
 ARCHITECTURES = (80, 90, 100, 120)
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
