@@ -16,13 +16,13 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS)
 UNIT := tests --ignore=tests/interpret --ignore=tests/aot
 CPU := not slow and not gpu
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full lint clean FORCE
 
-$(VENV)/.torch:
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing $(TORCH) and leap_kernels into $(VENV) ..."
-	$(PIP) $(TORCH)
-	@touch $@
+# Holds what torch was asked for; rewritten, and so installed again, when TORCH changes.
+$(VENV)/.torch: FORCE
+	@if [ "$$(cat $@ 2>/dev/null)" != "$(TORCH)" ]; then \
+	  $(PYTHON) -m venv $(VENV) && echo "installing $(TORCH) and leap_kernels into $(VENV) ..." && \
+	  $(PIP) $(TORCH) && echo "$(TORCH)" > $@; fi
 
 $(VENV)/.package: $(VENV)/.torch pyproject.toml
 	$(PIP) -e .

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .decoding import decode
     from .models.load import load, load_tokenizer
     from .models.spec import ModelSpec
-    from .output import DecodeOutput
+    from .output import DecodeOutput, StepEvent
     from .rows import Rows
     from .strategies import Strategy
 
@@ -34,6 +34,7 @@ __all__ = [
     "DecodeOutput",
     "ModelSpec",
     "Rows",
+    "StepEvent",
     "Strategy",
     "__version__",
     "attention",
@@ -49,6 +50,7 @@ _HOME = {
     "DecodeOutput": "output",
     "ModelSpec": "models.spec",
     "Rows": "rows",
+    "StepEvent": "output",
     "Strategy": "strategies",
     "decode": "decoding",
     "load": "models.load",

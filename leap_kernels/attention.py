@@ -30,11 +30,10 @@ _CHANGES_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
 def register() -> None:
     """Make `attn_implementation="leap"` known to transformers. Calling it again does nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attend)
     # Without a mask function transformers would drop a 2-D padding mask without a word.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask_without_rows)
 
 
 def attend(
@@ -53,13 +52,16 @@ def attend(
     With `leap` the rows' metadata is the whole visibility rule and `attention_mask` is not read.
     Raises InputError for settings that the rows do not carry, and for dropout.
     """
-    if other.get("s_aux") is not None:  # SDPA would drop attention sinks without a word
-        raise InputError('attention backend "leap" cannot honour s_aux (attention sinks) of this model.')
+    for name in ("s_aux", "softcap"):  # attention sinks and capped scores: SDPA may drop them without a word
+        if other.get(name) is not None:
+            raise InputError(f'attention backend "leap" cannot honour {name}={other[name]} of this model.')
     # LLaDA rotates in float32: queries and keys then arrive wider than the values.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if leap is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if other.get("is_causal") is None and _is_bidirectional(getattr(module, "config", None)):
+            other["is_causal"] = False
         out: Tensor = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )[0]
@@ -87,6 +89,21 @@ def attend(
             backend=leap.backend,
         ).out  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
+
+
+def _is_bidirectional(config: Any) -> bool:
+    return getattr(config, "is_causal", None) is False
+
+
+def _mask_without_rows(*args: Any, **options: Any) -> Tensor | None:
+    """transformers' SDPA mask; bidirectional where the config says so, which early releases of 5 do not look at."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+    if _is_bidirectional(options.get("config")) and options.get("mask_function") is causal_mask_function:
+        options["mask_function"] = bidirectional_mask_function
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
+    mask: Tensor | None = sdpa_mask(*args, **options)
+    return mask
 
 
 def _check_fit(rows: Rows, query: Tensor, position_ids: Tensor | None) -> None:

@@ -96,7 +96,7 @@ def _add_demo(commands: Any) -> None:
         ["leap-kernels demo", "leap-kernels demo --problems 20 --no-trace", "leap-kernels demo --all --markdown"],
     )
     add = parser.add_argument
-    add("--all", action="store_true", help="all bundled problems, and threshold 0.7 as well")
+    add("--all", action="store_true", help="all bundled problems, and threshold 0.7 as well (some minutes on a CPU)")
     add("--problems", type=_count, default=5, metavar="N", help="problems of each task (default %(default)s)")
     add("--task", nargs="+", metavar="T", help="these tasks only (default: all)")
     add("--model", default="tiny", metavar="PATH", help="a model that knows the problems' words (default %(default)s)")
@@ -120,7 +120,13 @@ def _add_decode(commands: Any) -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help='checkpoint folder, Hugging Face repository, or "tiny"')
-    add("--prompt", required=True, action="append", metavar="TEXT", help="what to decode; - reads stdin; repeatable")
+    add(
+        "--prompt",
+        required=True,
+        action="append",
+        metavar="TEXT",
+        help="what to decode; - reads all of stdin as one prompt; repeat --prompt for several",
+    )
     add("--chat", action="store_true", help="put each prompt into the model's chat template")
     add("--strategy", metavar="NAME", help="decoding rule: leap (default), threshold, full, ...")
     add("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's)")
@@ -229,6 +235,8 @@ def _options(args: argparse.Namespace, reserved: Container[str]) -> dict[str, An
         if not equals or not name or name in reserved:
             what = "KEY=VALUE, with KEY a field of DecodeConfig or an option of the strategy"
             raise ConfigError(expected("--set", what, repr(pair)))
+        if name in options:
+            raise ConfigError(f"{name} is given twice. Say it once, as its own flag or with --set.")
         options[name] = _value(value)
     return options
 

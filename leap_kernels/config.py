@@ -27,7 +27,8 @@ class DecodeConfig:
     """
 
     max_new_tokens: int = 256
-    """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K)."""
+    """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K). The
+    bundled model recommends 64."""
     block_length: int = 32
     """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
     strategy: str | Strategy = "leap"
@@ -129,8 +130,9 @@ def resolve(
         if "token_type_ids" in unknown:
             hint = " Call the tokenizer with return_token_type_ids=False."
         raise ConfigError(
-            f"unknown argument {', '.join(unknown)} for strategy {strategy.name!r}. It knows: "
-            f"{', '.join(sorted(known)) or 'no options'}; decode knows: {', '.join(sorted(shared))}.{hint}"
+            f"unknown argument {', '.join(unknown)} for strategy {strategy.name!r}, which has "
+            f"{'the options ' + ', '.join(sorted(known)) if known else 'no options'}; "
+            f"decode knows: {', '.join(sorted(shared))}.{hint}"
         )
     if by_name:  # an object says all of it; and what is recommended for one rule may not exist in another
         options = {name: value for name, value in recommended.items() if name in known - shared} | options

@@ -280,7 +280,11 @@ def closing(rows: Sequence[Row], *, on_cpu: bool) -> str:
     last = {row.strategy: row for row in rows if row.task == rows[-1].task}
     leap, base = last["leap"], last[BASELINE]
     forwards = _versus(leap.nfe, base.nfe, "forwards", f"{leap.nfe:.2f} against {base.nfe:.2f} a problem")
-    right = _versus(leap.right, base.right, "right answers", f"{leap.right} against {base.right} of {leap.problems}")
+    right = f"{leap.right} against {base.right} right answers of {leap.problems}"
+    if leap.problems >= FEW:
+        right = _versus(
+            leap.right, base.right, "right answers", f"{leap.right} against {base.right} of {leap.problems}"
+        )
     seconds = f"{leap.seconds / base.seconds:.2f} times the seconds ({leap.seconds:.3f} against {base.seconds:.3f})"
     text = f"On a {'CPU' if on_cpu else 'GPU'}, LEAP against {BASELINE}: {forwards}, {right}, {seconds}."
     if on_cpu:

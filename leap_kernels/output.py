@@ -57,7 +57,7 @@ class StepEvent:
     """Rows appended to each sample that took part in this forward."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DecodeOutput:
     """What `decode` returns for B samples, P prompt columns and N = max_new_tokens."""
 
@@ -73,6 +73,13 @@ class DecodeOutput:
     """(B,) int64: generated tokens up to and including the first EOS."""
     history: History
     timing: Timing
+
+    def __repr__(self) -> str:
+        return (
+            f"DecodeOutput(sequences={tuple(self.sequences.shape)}, nfe={self.nfe.tolist()}, "
+            f"new_tokens={self.new_tokens.tolist()}, token_forwards={self.token_forwards.tolist()}, "
+            f"seconds={self.timing.total:.3f})"
+        )
 
     @property
     def tokens_per_forward(self) -> Tensor:

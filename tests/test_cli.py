@@ -218,7 +218,7 @@ def test_unknown_words_are_named_with_a_prompt_that_works(fails: Run) -> None:
         (["--set", "model=1"], "--set must be KEY=VALUE.* got 'model=1'"),
         (["--max-new-tokens", "0"], "max_new_tokens must be a whole number of at least 1, got 0"),
         (["--max-new-tokens", "100000"], "positions, the model has"),
-        (["--temperature", "nan"], "temperature must be a finite number"),
+        (["--temperature", "nan"], "temperature must be a number in"),
         (["--cache", "nonsense"], "cache must be one of"),
         (["--dtype", "int8"], "dtype must be"),
         (["--device", "nonsense"], "device must be a torch device"),
@@ -310,16 +310,18 @@ def test_the_closing_line_says_what_the_numbers_say() -> None:
     rows = demo.summarise(RECORDS)
     said = demo.closing(rows, on_cpu=True)
     assert said.startswith(
-        "On a CPU, LEAP against threshold 0.9: 39% fewer forwards (5.67 against 9.33 a problem), as many right answers "
-        "(2 against 2 of 3), 1.33 times the seconds (0.667 against 0.500). On a CPU every appended row costs time"
+        "On a CPU, LEAP against threshold 0.9: 39% fewer forwards (5.67 against 9.33 a problem), 2 against 2 right "
+        "answers of 3, 1.33 times the seconds (0.667 against 0.500). On a CPU every appended row costs time"
     )
     assert said.endswith(f"3 problems say little about right answers; --all decodes {len(problems())}.")
     tale = demo.closing(demo.summarise(RECORDS[6:]), on_cpu=False)
     assert "12% more forwards (9.00 against 8.00 a problem)" in tale
-    assert "100% fewer right answers (0 against 1 of 1)" in tale
+    assert "0 against 1 right answers of 1" in tale
+    many = demo.closing(demo.summarise(RECORDS[6:] * 100), on_cpu=False)
+    assert "100% fewer right answers (0 against 100 of 100)" in many
     assert "CPU" not in tale
     assert "On a GPU" in tale
-    assert "say little" not in demo.closing(demo.summarise(RECORDS[6:] * 100), on_cpu=False)
+    assert "say little" not in many
 
 
 def test_the_demo_decodes_the_same_problems_by_turns_and_counts_right(
@@ -330,6 +332,7 @@ def test_the_demo_decodes_the_same_problems_by_turns_and_counts_right(
     tiny: Any,
     tiny_tokenizer: Any,
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test runner's narrow terminal would wrap the table
     monkeypatch.setitem(demo.STRATEGIES, "full", {"strategy": "full", "max_new_tokens": 8})  # to be quick
     task = LAST.task
     file = tmp_path / "out.json"

@@ -54,11 +54,14 @@ def test_unknown_backends_and_backends_that_cannot_run():
 def test_unknown_arguments_are_refused_by_name():
     refused(ConfigError, "unknown argument steps for strategy 'leap'", steps=4)
     refused(
-        ConfigError, "unknown argument tau for strategy 'threshold'. It knows: threshold", strategy="threshold", tau=0.5
+        ConfigError,
+        "unknown argument tau for strategy 'threshold', which has the options threshold",
+        strategy="threshold",
+        tau=0.5,
     )
     refused(
         ConfigError,
-        "unknown argument threshold for strategy 'full'. It knows: no options",
+        "unknown argument threshold for strategy 'full', which has no options",
         strategy="full",
         threshold=0.5,
     )

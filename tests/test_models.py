@@ -830,7 +830,7 @@ def test_a_saved_tokenizer_keeps_its_template_and_is_set_up_for_decode(
 @pytest.mark.parametrize("where", ["llada", "llama", "nowhere"])
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, where: str) -> None:
     folder = {"llada": write_llada, "llama": write_llama, "nowhere": lambda path: path}[where](tmp_path / where)
-    with pytest.raises(CheckpointError, match="no tokenizer in") as caught:
+    with pytest.raises(CheckpointError, match=r"no tokenizer in|no folder") as caught:
         leap_kernels.load_tokenizer(folder)
     assert str(folder) in str(caught.value)
 

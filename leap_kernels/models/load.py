@@ -136,7 +136,16 @@ def _warn_untested(version: str) -> None:
 
 
 def _resolve(path_or_repo: str | Path) -> str:
-    return str(TINY) if str(path_or_repo) == "tiny" else str(path_or_repo)
+    """A folder that is there, or the name of a repository; CheckpointError for what can be neither."""
+    name = str(path_or_repo)
+    if name == "tiny":
+        return str(TINY)
+    repository = isinstance(path_or_repo, str) and name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not repository and not Path(name).is_dir():
+        raise CheckpointError(
+            f'no folder {name}, so no config.json. The bundled model is "tiny", a repository is "owner/name".'
+        )
+    return name
 
 
 @contextlib.contextmanager
@@ -155,12 +164,12 @@ def _as_checkpoint_error(what: str) -> Iterator[None]:
 def _config_dict(folder: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
+    if Path(folder).is_dir() and not Path(folder, "config.json").is_file():
+        raise CheckpointError(f'no config.json in {folder}. Pass a checkpoint folder, a repository, or "tiny".')
     try:
         raw: dict[str, Any] = PretrainedConfig.get_config_dict(folder)[0]
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no readable config.json in {folder}: {error}") from error
-    if not raw:
-        raise CheckpointError(f'no config.json in {folder}. Pass a checkpoint folder, a repository, or "tiny".')
     return raw
 
 

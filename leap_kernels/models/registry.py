@@ -131,6 +131,7 @@ def _llada_config(raw: Raw) -> dict[str, Any]:
         "rope_fp32": raw.get("rope_full_precision", True),
         "leap_defaults": dict(raw.get("leap_defaults", {})),
         "is_causal": False,
+        "use_cache": False,  # a causal model's cache is of no use, and some releases mix dtypes in it
     }
 
 
@@ -151,7 +152,7 @@ def _llada_spec(raw: Raw) -> ModelSpec:
 
 def _llama_config(raw: Raw) -> dict[str, Any]:
     _mask_token_id(raw)
-    return {**raw, "is_causal": False}
+    return {**raw, "is_causal": False, "use_cache": False}
 
 
 def _llama_spec(raw: Raw) -> ModelSpec:
