@@ -97,9 +97,12 @@ def _is_bidirectional(config: Any) -> bool:
 
 def _mask_without_rows(*args: Any, **options: Any) -> Tensor | None:
     """transformers' SDPA mask; bidirectional where the config says so, which early releases of 5 do not look at."""
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+    from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-    if _is_bidirectional(options.get("config")) and options.get("mask_function") is causal_mask_function:
+    # Only the builder of bidirectional masks sets this option; from the other one comes a causal mask, or one for
+    # packed sequences where positions repeat.
+    from_causal_builder = "allow_is_bidirectional_skip" not in options
+    if from_causal_builder and _is_bidirectional(options.get("config")):
         options["mask_function"] = bidirectional_mask_function
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
     mask: Tensor | None = sdpa_mask(*args, **options)
