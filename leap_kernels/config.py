@@ -12,8 +12,9 @@ from .caches import CACHES
 from .errors import ConfigError, ModelError, expected
 from .models.spec import ModelSpec, limits_of
 from .ops.backends import check_name
+from .ops.validation import flag
 from .strategies import STRATEGIES, Strategy
-from .strategies.base import check_flag, check_range
+from .strategies.base import check_range
 
 __all__ = ["DecodeConfig", "resolve"]
 
@@ -63,7 +64,7 @@ class DecodeConfig:
         if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
         check_range("temperature", self.temperature, 0, 1e6)
-        check_flag("early_stop", self.early_stop)
+        flag("early_stop", self.early_stop)
         for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):

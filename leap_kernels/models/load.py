@@ -114,8 +114,7 @@ def spec_of(model: Any) -> ModelSpec | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return None
-    raw = {"architectures": [type(model).__name__], **{k: v for k, v in config.to_dict().items() if v is not None}}
-    raw["architectures"] = [type(model).__name__]
+    raw = {k: v for k, v in config.to_dict().items() if v is not None} | {"architectures": [type(model).__name__]}
     try:
         return entry_for(raw)[1].spec(raw)
     except (ModelError, KeyError):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from ..errors import ConfigError, expected
 from ..ops import Superposed, Switches
+from ..ops.validation import number
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
     from ..models.spec import ModelSpec
     from ..statistics import RowStatistics
 
-__all__ = ["Decision", "Strategy", "View", "check_flag", "check_range"]
+__all__ = ["Decision", "Strategy", "View", "check_range"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +83,6 @@ class Strategy:
         raise TypeError(f"{type(self).__name__} is a Strategy without an accept(stats, view, state) method.")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Refuse an option that is neither True nor False."""
-    if not isinstance(value, bool):
-        raise ConfigError(expected(name, "True or False", repr(value)))
-
-
 def check_range(name: str, value: object, low: float, high: float) -> None:
     """Refuse an option outside [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ConfigError(expected(name, f"a number in [{low:g}, {high:g}]", repr(value)))
+    number(name, value, low, high, f"a number in [{low:g}, {high:g}]")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..ops import Superposed, Switches, check_consistency, superpose
+from ..ops.validation import flag
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_flag, check_range
+from .base import Decision, Strategy, View, check_range
 
 __all__ = ["Leap"]
 
@@ -52,7 +53,7 @@ class Leap(Strategy):
             check_range(name, getattr(self, name), 0, 1)
         check_range("eta", self.eta, 1 / 64, 1)
         for name in ("keep_confident", "require_lookahead"):
-            check_flag(name, getattr(self, name))
+            flag(name, getattr(self, name))
         self.switches  # noqa: B018 - checks the four
 
     @property
