@@ -4,9 +4,10 @@
 >>> import leap_kernels
 >>> model = leap_kernels.load("tiny")                      # or "GSAI-ML/LLaDA-8B-Instruct"
 >>> tokenizer = leap_kernels.load_tokenizer("tiny")
->>> out = leap_kernels.decode(model, **tokenizer("What is 4 7 + 2 5 ?", return_tensors="pt"))
->>> out.text(tokenizer)[0].split(" #### ")[1]
-'7 2'
+>>> prompt = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
+>>> out = leap_kernels.decode(model, **tokenizer(prompt, return_tensors="pt"))
+>>> out.text(tokenizer)[0].split("Answer: ")[1]
+'20 books.'
 
 Importing this package touches no GPU and imports neither triton nor transformers: names are resolved when used.
 """

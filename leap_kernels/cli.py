@@ -58,13 +58,16 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 # --- what can be asked for ------------------------------------------------------------------------------------------
 
 
+_STORY = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
+_CODE = "Write a function that adds 3, doubles it, subtracts 4, and test it twice."
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _command(
         None,
         "leap-kernels",
         "Decode diffusion language models in fewer forwards (LEAP), on a GPU or a CPU.",
-        ["leap-kernels demo", 'leap-kernels decode --model tiny --prompt "What is 4 7 + 2 5 ?" --trace',
-         "leap-kernels env"],
+        ["leap-kernels demo", f'leap-kernels decode --model tiny --prompt "{_STORY}" --trace', "leap-kernels env"],
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None)
@@ -114,8 +117,9 @@ def _add_decode(commands: Any) -> None:
         commands,
         "decode",
         "Decode prompts with a model.",
-        [f'{example} "What is 4 7 + 2 5 ?"', f'{example} "Add 9 7 and 7 4 ." --strategy threshold --threshold 0.8',
-         f'{example} "Add 9 7 and 7 4 ." --set keep_confident=false --trace',
+        [f'{example} "{_STORY}" --trace',
+         f'{example} "{_CODE}" --strategy threshold --threshold 0.8',
+         f'{example} "{_CODE}" --set keep_confident=false',
          "leap-kernels decode --model GSAI-ML/LLaDA-8B-Instruct --chat --device cuda --prompt - < question.txt"],
     )  # fmt: skip
     add = parser.add_argument

@@ -64,9 +64,10 @@ def decode(
 
     >>> import leap_kernels
     >>> model, tokenizer = leap_kernels.load("tiny"), leap_kernels.load_tokenizer("tiny")
-    >>> out = leap_kernels.decode(model, **tokenizer("What is 4 7 + 2 5 ?", return_tensors="pt"))
-    >>> out.text(tokenizer)[0].split(" #### ")[1], bool(out.nfe < out.new_tokens)
-    ('7 2', True)
+    >>> prompt = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
+    >>> out = leap_kernels.decode(model, **tokenizer(prompt, return_tensors="pt"))
+    >>> out.text(tokenizer)[0].split("Answer: ")[1], bool(out.nfe < out.new_tokens)
+    ('20 books.', True)
     """
     began = time.perf_counter()
     if spec is not None and not isinstance(spec, ModelSpec):

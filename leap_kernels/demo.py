@@ -143,11 +143,11 @@ def one_step_by_step(console: Any, model: Any, tokenizer: Any, chosen: Sequence[
         text = out.text(tokenizer)[0]
         if is_right(problem, text):
             break
-    answer = answer_of(text)
+    answer = answer_of(problem, text)
     console.print("\nOne problem by LEAP, step by step (the first it gets right, if it gets one right at once):")
     console.print(f"\nprompt:   {problem.prompt}\n", markup=False)
     console.print(trace.render(out, tokenizer))
-    console.print(f"\ntext:     {text}", markup=False)
+    console.print(f"\n{text}\n", markup=False)
     verdict = "right" if is_right(problem, text) else "wrong"
     console.print(f"answer:   {answer or 'none'} ({verdict})\nexpected: {problem.answer}", markup=False)
 
@@ -176,7 +176,7 @@ def compare(
                         task=problem.task,
                         strategy=name,
                         text=text,
-                        answer=answer_of(text),
+                        answer=answer_of(problem, text),
                         expected=problem.answer,
                         right=is_right(problem, text),
                         new_tokens=int(out.new_tokens[i]),

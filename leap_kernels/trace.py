@@ -4,7 +4,8 @@
 >>> import leap_kernels, rich
 >>> from leap_kernels import trace
 >>> model, tokenizer = leap_kernels.load("tiny"), leap_kernels.load_tokenizer("tiny")
->>> out = leap_kernels.decode(model, **tokenizer("What is 4 7 + 2 5 ?", return_tensors="pt"))
+>>> prompt = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
+>>> out = leap_kernels.decode(model, **tokenizer(prompt, return_tensors="pt"))
 >>> len(trace.steps(out)) == int(out.nfe)
 True
 >>> rich.print(trace.render(out, tokenizer))  # doctest: +SKIP

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random checkpoints on disk: LLaDA in its authors' names and layout, and masked Llamas saved by transformers."""
+"""Small random checkpoints on disk: LLaDA and Dream in their authors' names, masked Llamas saved by transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 __all__ = [
+    "DATA",
+    "DREAM",
+    "DREAM_7B",
     "LLADA",
     "LLADA_8B",
     "LLAMA",
@@ -22,9 +25,12 @@ __all__ = [
     "randomize",
     "rewrite_weights",
     "stored_weights",
+    "write_dream",
     "write_llada",
     "write_llama",
 ]
+
+DATA = Path(__file__).parent / "data"  # trained checkpoints that are not in the wheel
 
 # A LLaDA config.json with the keys of the published ones; the sizes differ from each other so that a mix-up shows.
 LLADA: dict[str, Any] = {
@@ -98,6 +104,97 @@ LLAMA: dict[str, Any] = {
     "pad_token_id": 40,
     "mask_token_id": 43,
 }
+
+
+# A Dream config.json with the keys of the published ones.
+DREAM: dict[str, Any] = {
+    "architectures": ["DreamModel"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 40,
+    "eos_token_id": 40,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "mask_token_id": 43,
+    "max_position_embeddings": 64,
+    "max_window_layers": 28,
+    "model_type": "Dream",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 40,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "use_sliding_window": False,
+    "vocab_size": 48,
+}
+
+# What Dream-v0-Instruct-7B publishes, as far as it matters here.
+DREAM_7B: dict[str, Any] = {
+    **DREAM,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "mask_token_id": 151666,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "pad_token_id": 151643,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 152064,
+}
+
+
+def dream_weights(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Random weights in Dream's names, which are Qwen2's: biases on q, k and v only."""
+    generator = torch.Generator().manual_seed(seed)
+    width, wide, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = width // config["num_attention_heads"] * config["num_key_value_heads"]
+
+    def normal(*shape: int, scale: float = width**-0.5) -> Tensor:
+        return torch.randn(shape, generator=generator) * scale
+
+    def norm() -> Tensor:
+        return 1 + 0.2 * torch.randn(width, generator=generator)
+
+    weights = {
+        "model.embed_tokens.weight": normal(vocab, width, scale=1.0),
+        "model.norm.weight": norm(),
+        "lm_head.weight": normal(vocab, width),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        inside = {
+            "input_layernorm.weight": norm(),
+            "self_attn.q_proj.weight": normal(width, width, scale=2 * width**-0.5),
+            "self_attn.q_proj.bias": normal(width, scale=1.0),
+            "self_attn.k_proj.weight": normal(kv, width, scale=2 * width**-0.5),
+            "self_attn.k_proj.bias": normal(kv, scale=1.0),
+            "self_attn.v_proj.weight": normal(kv, width),
+            "self_attn.v_proj.bias": normal(kv, scale=1.0),
+            "self_attn.o_proj.weight": normal(width, width),
+            "post_attention_layernorm.weight": norm(),
+            "mlp.gate_proj.weight": normal(wide, width),
+            "mlp.up_proj.weight": normal(wide, width),
+            "mlp.down_proj.weight": normal(width, wide, scale=wide**-0.5),
+        }
+        weights |= {f"model.layers.{layer}.{name}": value for name, value in inside.items()}
+    dtype = getattr(torch, config["torch_dtype"])
+    return {name: value.to(dtype) for name, value in weights.items()}
+
+
+def write_dream(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """A Dream checkpoint in `folder`, one file. `changes` go to config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**copy.deepcopy(DREAM), **changes}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(dream_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def llada_weights(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:

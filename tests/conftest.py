@@ -54,24 +54,37 @@ def tiny_tokenizer():
 
 
 @pytest.fixture(scope="session")
-def tiny_prompts() -> dict[str, list[list[int]]]:
+def tiny_prompts(tiny_tokenizer) -> dict[str, list[list[int]]]:
     """Prompt ids of the bundled problems, by task."""
-    from leap_kernels.models.load import TINY
+    from leap_kernels.models.tiny import problems
 
     prompts: dict[str, list[list[int]]] = {}
-    for line in (TINY / "problems.jsonl").read_text().splitlines():
-        problem = json.loads(line)
-        prompts.setdefault(problem["task"], []).append(problem["prompt_ids"])
+    for problem in problems():
+        prompts.setdefault(problem.task, []).append(tiny_tokenizer(problem.prompt)["input_ids"])
     return prompts
 
 
 @pytest.fixture(scope="session")
+def tiny_v0():
+    """The first bundled model, on which other people's code and an independent implementation were measured."""
+    import leap_kernels
+
+    return leap_kernels.load(DATA / "tiny_v0")
+
+
+@pytest.fixture(scope="session")
+def tiny_v0_problems() -> list[dict]:
+    """Its problems: task, prompt, prompt_ids, reference, and the answer that must stand behind ####."""
+    return [json.loads(line) for line in (DATA / "tiny_v0/problems.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
 def parity() -> list[dict]:
-    """What the authors' public code gave on the bundled model."""
-    return json.loads((DATA / "parity.json").read_text())
+    """What the authors' public code gave on tiny_v0."""
+    return json.loads((DATA / "tiny_v0/parity.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def measured() -> list[dict]:
-    """What an independent implementation measured on the bundled model."""
-    return json.loads((DATA / "measured.json").read_text())
+    """What an independent implementation measured on tiny_v0."""
+    return json.loads((DATA / "tiny_v0/measured.json").read_text())

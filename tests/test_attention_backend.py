@@ -263,8 +263,10 @@ def test_a_causal_model_with_repeated_positions_is_no_trap(spec: ModelSpec, cach
     check_against_oracle(model, twin(model, "sdpa"), state(), spec, **cache)
 
 
-def test_the_bundled_model_superposed(tiny: Any, tiny_prompts: dict[str, list[list[int]]]) -> None:
-    """Two real prompts with 12 masks, candidates from a plain forward: the same oracle, and alone the same logits."""
+def test_the_bundled_model_superposed(tiny_prompts: dict[str, list[list[int]]]) -> None:
+    """Two real prompts with 12 masks, candidates from a plain forward: the same oracle, and alone the same logits. In
+    float64, since a trained model's logits are large."""
+    tiny = leap_kernels.load("tiny", dtype="float64")
     prompts = [prompts[0] for prompts in tiny_prompts.values()][:2]
     tokens = [prompt + [1] * 12 for prompt in prompts]
     width = max(map(len, tokens))
@@ -498,7 +500,7 @@ class Log:
         self.steps.append({index: (token, reason) for index, token, reason in taken})
 
 
-@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("task", [0, 2])
 def test_rows_in_a_loop_of_ones_own_decide_what_decode_decides(
     tiny_prompts: dict[str, list[list[int]]], task: int
 ) -> None:
@@ -508,10 +510,10 @@ def test_rows_in_a_loop_of_ones_own_decide_what_decode_decides(
     prompt = list(tiny_prompts.values())[task][3]
     log = Log()
     out = leap_kernels.decode(
-        model, torch.tensor([prompt]), max_new_tokens=24, early_stop=False, strategy="leap", observers=[log]
+        model, torch.tensor([prompt]), max_new_tokens=32, early_stop=False, strategy="leap", tau=0.25, observers=[log]
     )
 
-    ids = torch.tensor([prompt + [spec.mask_token_id] * 24])
+    ids = torch.tensor([prompt + [spec.mask_token_id] * 32])
     candidates = None
     for expected in log.steps:
         masked = ids == spec.mask_token_id
@@ -528,7 +530,7 @@ def test_rows_in_a_loop_of_ones_own_decide_what_decode_decides(
         copy_ = ops.top_eta(copies, 0.2, suppress=[spec.mask_token_id])
         targets = masked.nonzero()[:, 1][None].int()
         verdict = ops.check_consistency(
-            targets, top.top1[None], top.prob1[None], copy_.top1[None], copy_.prob1[None], phi=0.9, tau=0.7
+            targets, top.top1[None], top.prob1[None], copy_.top1[None], copy_.prob1[None], phi=0.9, tau=0.25
         )
         taken = verdict.reason[0] > 0
         mine = {

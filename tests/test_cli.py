@@ -357,7 +357,7 @@ def test_the_demo_decodes_the_same_problems_by_turns_and_counts_right(
         inputs = tiny_tokenizer(problem.prompt, return_tensors="pt")
         out = leap_kernels.decode(tiny, **inputs, **demo.STRATEGIES[entry["strategy"]])
         text = out.text(tiny_tokenizer)[0]
-        assert (entry["text"], entry["answer"], entry["expected"]) == (text, answer_of(text), problem.answer)
+        assert (entry["text"], entry["answer"], entry["expected"]) == (text, answer_of(problem, text), problem.answer)
         assert entry["right"] == is_right(problem, text)
         counted = (int(out.new_tokens), int(out.nfe), int(out.token_forwards))
         assert (entry["new_tokens"], entry["nfe"], entry["token_forwards"]) == counted

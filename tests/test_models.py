@@ -17,20 +17,25 @@ import torch
 import torch.nn.functional as F
 import transformers
 from checkpoints import (
+    DATA,
+    DREAM_7B,
     LLADA,
     LLADA_8B,
     edit_config,
     rewrite_weights,
     stored_weights,
+    write_dream,
     write_llada,
     write_llama,
 )
+from plain_dream import PlainDream
 from plain_llada import PlainLlada, rotate
 from torch import Tensor
 
 import leap_kernels
 from leap_kernels.errors import CheckpointError, ConfigError, LeapError, ModelError
 from leap_kernels.models.registry import entry_for
+from leap_kernels.models.tiny import problems
 
 TINY = Path(leap_kernels.__file__).parent / "models" / "tiny"
 LIMIT = 1e-5  # fp32, dense models (models.md section 3)
@@ -140,9 +145,11 @@ def test_a_loaded_model_is_ready_to_decode(llada: Any) -> None:
 
 
 def test_the_bundled_model_equals_its_plain_implementation() -> None:
-    """`load("tiny")`, with padding: the first two prompts in one batch, each as if it were alone."""
-    model, plain = leap_kernels.load("tiny"), PlainLlada.from_folder(TINY)
-    prompts = [problem["prompt_ids"] for problem in problems()[:2]]
+    """`load("tiny")`, with padding: two prompts in one batch, each as if it were alone. In float64, since a trained
+    model's logits are large (norms and RoPE are float32 in both)."""
+    model, plain = leap_kernels.load("tiny", dtype="float64"), PlainLlada.from_folder(TINY, torch.float64)
+    words = leap_kernels.load_tokenizer("tiny")
+    prompts = words([problems()[0].prompt, problems()[-1].prompt])["input_ids"]
     width = max(map(len, prompts)) + 20
     ids = torch.tensor([[0] * (width - 20 - len(p)) + p + [1] * 20 for p in prompts])
     valid = (ids != 0).long()
@@ -330,6 +337,58 @@ def test_a_llada_that_rotates_in_its_own_dtype_says_so() -> None:
     """`rope_full_precision: false` is the authors' switch for RoPE in the model's dtype."""
     raw = {**LLADA, "rope_full_precision": False}
     assert entry_for(raw)[1].spec(raw).rope_fp32 is False
+
+
+# --- Dream: a Qwen2 whose row i - 1 predicts token i ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@pytest.mark.parametrize("repeated", [False, True], ids=["in-order", "repeated-positions"])
+def test_dream_has_the_logits_of_the_plain_implementation(tmp_path: Path, masked: bool, repeated: bool) -> None:
+    """Names, biases, head groups, theta and eps mean what they mean in the authors' model."""
+    folder = write_dream(tmp_path)
+    model = leap_kernels.load(folder)
+    ids, plain, again, mask = example()
+    position_ids, visible = again if repeated else plain, mask if masked else None
+    with torch.inference_mode():
+        logits = model(ids, position_ids=position_ids, attention_mask=visible, is_causal=False).logits
+    truth = PlainDream.from_folder(folder)(ids, position_ids, visible)
+    assert difference(logits, truth) <= LIMIT
+    assert torch.equal(logits.argmax(-1), truth.argmax(-1))
+
+
+def test_model_spec_of_a_dream_checkpoint(tmp_path: Path) -> None:
+    """Every field; the published vocabulary adds its end of turn."""
+    assert leap_kernels.load(write_dream(tmp_path, leap_defaults={"tau": 0.5})).leap_spec == leap_kernels.ModelSpec(
+        mask_token_id=43,
+        eos_token_ids=(40,),
+        pad_token_id=40,
+        shift=1,
+        max_positions=64,
+        vocab_size=48,
+        defaults={"tau": 0.5},
+    )
+    spec = entry_for(DREAM_7B)[1].spec(DREAM_7B)
+    assert (spec.mask_token_id, spec.eos_token_ids, spec.shift) == (151666, (151643, 151645), 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": "gelu"}, {"use_sliding_window": True}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}]
+)
+def test_a_dream_config_that_is_no_plain_qwen2_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="not Qwen2-shaped"):
+        leap_kernels.load(write_dream(tmp_path, **changes))
+
+
+def test_a_masked_qwen2_must_say_where_its_predictions_stand(tmp_path: Path) -> None:
+    """Both kinds exist, and nothing in the weights tells them apart."""
+    leap_kernels.load(write_dream(tmp_path / "dream")).save_pretrained(tmp_path / "saved")
+    assert leap_kernels.load(tmp_path / "saved").leap_spec.shift == 1
+    edit_config(tmp_path / "saved", logits_shift=0)
+    assert leap_kernels.load(tmp_path / "saved").leap_spec.shift == 0
+    edit_config(tmp_path / "saved", logits_shift=...)
+    with pytest.raises(ModelError, match="declares no logits_shift"):
+        leap_kernels.load(tmp_path / "saved")
 
 
 # --- masked Llamas, as they are ------------------------------------------------------------------------------------
@@ -748,49 +807,49 @@ def test_verbosity_and_progress_bars_are_left_as_found(tmp_path: Path, shown: bo
 # --- tokenizers ----------------------------------------------------------------------------------------------------
 
 
-def problems() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (TINY / "problems.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return leap_kernels.load_tokenizer("tiny")
 
 
-def test_the_bundled_tokenizer_reads_every_prompt_as_trained(tokenizer: Any) -> None:
-    """The ids of problems.jsonl were written by the training code, which this tokenizer must reproduce."""
-    listed = problems()
+def test_the_first_models_tokenizer_reads_every_prompt_as_trained() -> None:
+    """The ids of tiny_v0/problems.jsonl were written by its training code, which the tokenizer must reproduce."""
+    folder = DATA / "tiny_v0"
+    listed = [json.loads(line) for line in (folder / "problems.jsonl").read_text().splitlines()]
     assert len(listed) == 300
-    assert tokenizer([p["prompt"] for p in listed])["input_ids"] == [p["prompt_ids"] for p in listed]
+    words = leap_kernels.load_tokenizer(folder)
+    assert words([p["prompt"] for p in listed])["input_ids"] == [p["prompt_ids"] for p in listed]
 
 
 def test_decoding_gives_the_text_back(tokenizer: Any) -> None:
-    """Prompts and references survive the round trip word by word."""
+    """Prompts and references survive the round trip character by character, line breaks included."""
     for problem in problems():
-        for text in (problem["prompt"], problem["reference"]):
+        for text in (problem.prompt, problem.reference):
             assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_numbers_and_punctuation_need_no_spaces(tokenizer: Any) -> None:
-    """ "16" is "1 6", and a question mark may touch its word."""
-    assert tokenizer("16")["input_ids"] == tokenizer("1 6")["input_ids"]
-    assert len(tokenizer("16")["input_ids"]) == 2
-    assert tokenizer("Ben has 16 stamps.")["input_ids"] == tokenizer("Ben has 1 6 stamps .")["input_ids"]
+def test_spaces_do_not_matter_and_numbers_are_one_token(tokenizer: Any) -> None:
+    """A full stop may touch its word or not; any indent is the one indent there is."""
+    assert len(tokenizer("16")["input_ids"]) == 1
+    assert tokenizer("Ben has 16 books.")["input_ids"] == tokenizer(" Ben  has 16 books . ")["input_ids"]
+    one, other = "def f(x):\n    return x", "def f ( x ) :  \n\treturn x"
+    assert tokenizer(one)["input_ids"] == tokenizer(other)["input_ids"]
 
 
-def test_an_unknown_word_is_an_error(tokenizer: Any) -> None:
+@pytest.mark.parametrize("text", ["Ben has 3 zeppelins.", "Ben has 160 books."])
+def test_an_unknown_word_is_an_error(tokenizer: Any, text: str) -> None:
     """The vocabulary has no [UNK]: a guess would be a wrong prompt."""
     with pytest.raises(Exception, match="UNK"):
-        tokenizer("Ben has 3 zeppelins .")
+        tokenizer(text)
 
 
 def test_the_tokenizer_pads_on_the_left_and_fits_decode(tokenizer: Any) -> None:
     """`decode(model, **tokenizer(texts, padding=True, return_tensors="pt"))` takes what comes out, and nothing else."""
-    batch = tokenizer(["What is 4 7 + 2 5 ?", "4 7"], padding=True, return_tensors="pt")
+    batch = tokenizer(["Ben has 16 books. He buys 7.", "Ben buys"], padding=True, return_tensors="pt")
     assert set(batch) == {"input_ids", "attention_mask"}
-    assert batch["attention_mask"].tolist() == [[1] * 8, [0] * 6 + [1] * 2]
+    assert batch["attention_mask"].tolist() == [[1] * 9, [0] * 7 + [1] * 2]
     spec = leap_kernels.load("tiny").leap_spec
-    assert batch["input_ids"][1].tolist() == [spec.pad_token_id] * 6 + tokenizer("4 7")["input_ids"]
+    assert batch["input_ids"][1].tolist() == [spec.pad_token_id] * 7 + tokenizer("Ben buys")["input_ids"]
     assert (tokenizer.mask_token_id, tokenizer.pad_token_id, (tokenizer.eos_token_id,)) == (
         spec.mask_token_id,
         spec.pad_token_id,
@@ -818,10 +877,10 @@ def test_a_saved_tokenizer_keeps_its_template_and_is_set_up_for_decode(
     loaded = leap_kernels.load_tokenizer(folder)
     assert loaded.chat_template == TEMPLATE
     ids = loaded.apply_chat_template(
-        [{"role": "user", "content": "4 7"}], add_generation_prompt=True, return_dict=False, tokenize=True
+        [{"role": "user", "content": "Ben has"}], add_generation_prompt=True, return_dict=False, tokenize=True
     )
-    assert ids == tokenizer("4 7 ?")["input_ids"]
-    batch = loaded(["4 7", "4"], padding=True)
+    assert ids == tokenizer("Ben has ?")["input_ids"]
+    batch = loaded(["Ben has", "Ben"], padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
     assert batch["attention_mask"] == [[1, 1], [0, 1]]
     assert loaded.pad_token == "[EOS]"  # it had none

@@ -23,9 +23,9 @@ STRATEGIES = [{"strategy": "full", "max_new_tokens": 24}, {"strategy": "threshol
 
 @pytest.fixture(scope="module", params=STRATEGIES, ids=lambda options: options["strategy"])
 def decoded(request: pytest.FixtureRequest, tiny: Any, tiny_tokenizer: Any) -> tuple[DecodeOutput, list[StepEvent]]:
-    """Two problems of unlike length, and what an observer saw."""
+    """Two problems of unlike length, without brackets in their answers, and what an observer saw."""
     events: list[StepEvent] = []
-    found = problems()
+    found = sorted(problems("story"), key=lambda problem: len(problem.reference))
     inputs = tiny_tokenizer([found[0].prompt, found[-1].prompt], padding=True, return_tensors="pt")
     return leap_kernels.decode(tiny, **inputs, observers=[events.append], **request.param), events
 

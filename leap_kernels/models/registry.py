@@ -7,7 +7,7 @@ Keyed on `architectures[0]`, never on `model_type`: "llada" names a dense and a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import CheckpointError, ModelError
@@ -167,7 +167,70 @@ def _llama_spec(raw: Raw) -> ModelSpec:
     )
 
 
+# --- Dream: a Qwen2 without causality whose row i - 1 predicts token i; the names are Qwen2's own ------------------
+
+_DREAM_VOCABULARY, _DREAM_TURN_END = 152064, 151645  # the published embedding rows and the tokenizer's <|im_end|>
+
+
+def _dream_eos(raw: Raw) -> tuple[int, ...]:
+    turn_end = (_DREAM_TURN_END,) if raw["vocab_size"] == _DREAM_VOCABULARY else ()
+    return _eos(raw) + tuple(i for i in turn_end if i not in _eos(raw))
+
+
+def _dream_config(raw: Raw) -> dict[str, Any]:
+    if raw.get("hidden_act", "silu") != "silu" or raw.get("use_sliding_window") or raw.get("rope_scaling"):
+        raise CheckpointError(
+            "this Dream config is not Qwen2-shaped as published: expected hidden_act silu, use_sliding_window false "
+            "and no rope_scaling."
+        )
+    return {
+        "vocab_size": raw["vocab_size"],
+        "hidden_size": raw["hidden_size"],
+        "intermediate_size": raw["intermediate_size"],
+        "num_hidden_layers": raw["num_hidden_layers"],
+        "num_attention_heads": raw["num_attention_heads"],
+        "num_key_value_heads": raw.get("num_key_value_heads") or raw["num_attention_heads"],
+        "max_position_embeddings": raw["max_position_embeddings"],
+        "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
+        "rope_parameters": {"rope_type": "default", "rope_theta": raw.get("rope_theta", 1e6)},
+        "tie_word_embeddings": raw.get("tie_word_embeddings", False),
+        "use_sliding_window": False,
+        "pad_token_id": raw.get("pad_token_id"),
+        "bos_token_id": raw.get("bos_token_id"),
+        "eos_token_id": list(_dream_eos(raw)) or None,
+        # Kept in the config so that a saved model can be loaded again as a masked Qwen2.
+        "mask_token_id": _mask_token_id(raw),
+        "logits_shift": 1,
+        "leap_defaults": dict(raw.get("leap_defaults", {})),
+        "is_causal": False,
+        "use_cache": False,
+    }
+
+
+def _dream_spec(raw: Raw) -> ModelSpec:
+    return ModelSpec(
+        mask_token_id=_mask_token_id(raw),
+        eos_token_ids=_dream_eos(raw),
+        pad_token_id=raw.get("pad_token_id"),
+        shift=1,
+        max_positions=raw["max_position_embeddings"],
+        vocab_size=raw["vocab_size"],
+        defaults=raw.get("leap_defaults", {}),
+    )
+
+
+def _qwen2_spec(raw: Raw) -> ModelSpec:
+    if raw.get("logits_shift") not in (0, 1):
+        raise ModelError(
+            "config.json of this masked Qwen2 declares no logits_shift. Write 1 where row i - 1 predicts token i "
+            "(Dream), 0 where row i does."
+        )
+    return replace(_llama_spec(raw), shift=raw["logits_shift"])
+
+
 REGISTRY: dict[str, Entry] = {
     "LLaDAModelLM": Entry("LlamaForCausalLM", _llada_config, _llada_spec, _LLADA_NAMES),
     "LlamaForCausalLM": Entry("LlamaForCausalLM", _llama_config, _llama_spec),
+    "DreamModel": Entry("Qwen2ForCausalLM", _dream_config, _dream_spec),
+    "Qwen2ForCausalLM": Entry("Qwen2ForCausalLM", _llama_config, _qwen2_spec),
 }

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ...errors import ConfigError, expected
+from .checks import CHECKS
 
 __all__ = ["Problem", "answer_of", "is_right", "problems"]
-
-_MARKER = "####"  # stands between the working and the answer, as in GSM8K
 
 
 @dataclass(frozen=True)
@@ -21,12 +20,12 @@ class Problem:
 
     id: str
     task: str
-    """Which kind of problem it is; the tasks are those of problems.jsonl."""
+    """Which family it belongs to: story, code or bill."""
     prompt: str
     reference: str
-    """A right text: working, marker, answer."""
+    """A right text; for code and bills one of several."""
     answer: str
-    """What must stand behind the marker."""
+    """What any right text comes to, as `answer_of` says it."""
 
 
 def problems(task: str | None = None) -> list[Problem]:
@@ -41,26 +40,24 @@ def problems(task: str | None = None) -> list[Problem]:
     return chosen
 
 
-def answer_of(text: str) -> str | None:
-    """What stands behind the first `####` of a decoded text, single spaces between words; None when nothing does.
+def answer_of(problem: Problem, text: str) -> str | None:
+    """What a decoded text comes to; None when it comes to nothing.
 
-    >>> answer_of("4 7 + 2 5 = 7 2 . #### 7 2")
-    '7 2'
+    A story: what stands behind "Answer:". A function: what it returns for 1 to 9, once its own asserts have held. A
+    bill: its lines in alphabetical order and its total, once every cost and running sum has been added up again.
+
+    >>> answer_of(problems("story")[0], "Then he buys 2, so 3 + 2 = 5. Answer: 5 books.")
+    '5 books'
     """
-    return _words(text.partition(_MARKER)[2]) or None
+    return CHECKS[problem.task](text)
 
 
 def is_right(problem: Problem, text: str) -> bool:
-    """Whether a decoded text ends in the problem's answer; the working is not judged."""
-    return answer_of(text) == _words(problem.answer)
+    """Whether a decoded text comes to the problem's answer; the working of a story and of a function is not judged."""
+    return answer_of(problem, text) == problem.answer
 
 
 @functools.cache
 def _all_problems() -> tuple[Problem, ...]:
     lines = resources.files(__name__).joinpath("problems.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line.strip()]
-    return tuple(Problem(**{name: row[name] for name in Problem.__dataclass_fields__}) for row in rows)
-
-
-def _words(text: str) -> str:
-    return " ".join(text.split())
+    return tuple(Problem(**json.loads(line)) for line in lines if line.strip())
