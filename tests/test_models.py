@@ -145,9 +145,9 @@ def test_a_loaded_model_is_ready_to_decode(llada: Any) -> None:
 
 
 def test_the_bundled_model_equals_its_plain_implementation() -> None:
-    """`load("tiny")`, with padding: two prompts in one batch, each as if it were alone. In float64, since a trained
-    model's logits are large (norms and RoPE are float32 in both)."""
-    model, plain = leap_kernels.load("tiny", dtype="float64"), PlainLlada.from_folder(TINY, torch.float64)
+    """`load("tiny")`, with padding: two prompts in one batch, each as if it were alone. The limit is for logits of
+    order one, as random models have them; a trained model's are larger, and so is their rounding."""
+    model, plain = leap_kernels.load("tiny"), PlainLlada.from_folder(TINY)
     words = leap_kernels.load_tokenizer("tiny")
     prompts = words([problems()[0].prompt, problems()[-1].prompt])["input_ids"]
     width = max(map(len, prompts)) + 20
@@ -158,7 +158,7 @@ def test_the_bundled_model_equals_its_plain_implementation() -> None:
     for row, prompt in enumerate(prompts):
         alone = torch.tensor([prompt + [1] * 20])
         truth = plain(alone, torch.arange(alone.shape[1])[None])[0]
-        assert difference(logits[row, -alone.shape[1] :], truth) <= LIMIT
+        assert difference(logits[row, -alone.shape[1] :], truth) <= LIMIT * truth.abs().max().item()
         assert torch.equal(logits[row, -alone.shape[1] :].argmax(-1), truth.argmax(-1))
 
 
