@@ -50,6 +50,10 @@ def _eos(raw: Raw) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
+def _with_turn_end(raw: Raw, turn_end: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*_eos(raw), turn_end)))
+
+
 def _mask_token_id(raw: Raw) -> int:
     if raw.get("mask_token_id") is None:
         raise ModelError(
@@ -101,8 +105,7 @@ def _llada_width(raw: Raw) -> int:
 
 def _llada_eos(raw: Raw) -> tuple[int, ...]:
     """End of text, and end of turn where the vocabulary is the published one."""
-    turn_end = (_LLADA_TURN_END,) if _llada_width(raw) == _LLADA_VOCABULARY else ()
-    return _eos(raw) + tuple(i for i in turn_end if i not in _eos(raw))
+    return _with_turn_end(raw, _LLADA_TURN_END) if _llada_width(raw) == _LLADA_VOCABULARY else _eos(raw)
 
 
 def _llada_config(raw: Raw) -> dict[str, Any]:
@@ -173,8 +176,7 @@ _DREAM_VOCABULARY, _DREAM_TURN_END = 152064, 151645  # the published embedding r
 
 
 def _dream_eos(raw: Raw) -> tuple[int, ...]:
-    turn_end = (_DREAM_TURN_END,) if raw["vocab_size"] == _DREAM_VOCABULARY else ()
-    return _eos(raw) + tuple(i for i in turn_end if i not in _eos(raw))
+    return _with_turn_end(raw, _DREAM_TURN_END) if raw["vocab_size"] == _DREAM_VOCABULARY else _eos(raw)
 
 
 def _dream_config(raw: Raw) -> dict[str, Any]:
@@ -208,15 +210,7 @@ def _dream_config(raw: Raw) -> dict[str, Any]:
 
 
 def _dream_spec(raw: Raw) -> ModelSpec:
-    return ModelSpec(
-        mask_token_id=_mask_token_id(raw),
-        eos_token_ids=_dream_eos(raw),
-        pad_token_id=raw.get("pad_token_id"),
-        shift=1,
-        max_positions=raw["max_position_embeddings"],
-        vocab_size=raw["vocab_size"],
-        defaults=raw.get("leap_defaults", {}),
-    )
+    return replace(_llama_spec(raw), shift=1, eos_token_ids=_dream_eos(raw))
 
 
 def _qwen2_spec(raw: Raw) -> ModelSpec:

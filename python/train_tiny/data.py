@@ -44,8 +44,6 @@ class Sample:
     group: tuple[int, ...]
     """An answer token that is computed or chosen has a number from 1 up, the same wherever that value stands again;
     0 for tokens that the prompt spells out."""
-    expected: str
-    """What a check needs: the number of a story, the operations of a function, the lines of a bill."""
 
 
 class _Answer:
@@ -93,7 +91,7 @@ def story(rng: random.Random, events: int) -> Sample:
     answer.work(have, again=result)
     answer.easy(f"{thing} .")
     prompt += f" How many {thing} does {name} have ?"
-    return _sample("story", prompt, answer, str(have))
+    return _sample("story", prompt, answer)
 
 
 def code(rng: random.Random, operations: int) -> Sample:
@@ -123,7 +121,7 @@ def code(rng: random.Random, operations: int) -> Sample:
         answer.work(values[-1], again=result)
     answer.tokens = [{"INDENT": INDENT, "NEWLINE": NEW_LINE}.get(token, token) for token in answer.tokens]
     prompt += " and test it twice ."
-    return _sample("code", prompt, answer, " ".join(f"{sign}{amount}" for _, sign, amount in steps))
+    return _sample("code", prompt, answer)
 
 
 def _step(rng: random.Random) -> tuple[str, str, int]:
@@ -171,13 +169,13 @@ def bill(rng: random.Random, n: int) -> Sample:
     answer.easy(', "total":')
     answer.work(total, again=running)
     answer.easy("}")
-    return _sample("bill", prompt, answer, " ".join(f"{thing}:{count}:{price}" for thing, count, price in items))
+    return _sample("bill", prompt, answer)
 
 
-def _sample(family: str, prompt: str, answer: _Answer, expected: str) -> Sample:
+def _sample(family: str, prompt: str, answer: _Answer) -> Sample:
     if len(answer.tokens) >= CANVAS:
         raise ValueError(f"{family}: an answer of {len(answer.tokens)} tokens leaves no EOS on a canvas of {CANVAS}")
-    return Sample(family, tuple(prompt.split(" ")), tuple(answer.tokens), tuple(answer.group), expected)
+    return Sample(family, tuple(prompt.split(" ")), tuple(answer.tokens), tuple(answer.group))
 
 
 FAMILIES: dict[str, Callable[[random.Random, int], Sample]] = {"story": story, "code": code, "bill": bill}
@@ -228,7 +226,7 @@ def drill(seed: int, number: int, tokens: int) -> Sample:
             answer.easy(f"{a} {sign} {b} =")
             answer.work(result)
             answer.easy(".")
-    return Sample("drill", (), tuple(answer.tokens), tuple(answer.group), "")
+    return Sample("drill", (), tuple(answer.tokens), tuple(answer.group))
 
 
 def training_sample(

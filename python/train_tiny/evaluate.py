@@ -27,6 +27,7 @@ from rich.progress import Progress
 
 import leap_kernels
 from leap_kernels.models.tiny import is_right, problems
+from leap_kernels.ops import FORCED
 from leap_kernels.statistics import RowStatistics
 from leap_kernels.strategies.base import Decision, Strategy, View
 from leap_kernels.strategies.leap import Leap
@@ -40,7 +41,7 @@ class LeftToRight(Strategy):
 
     def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
         reason = torch.zeros_like(view.targets)
-        reason[:, 0] = 3  # targets rise, so the first is the leftmost
+        reason[:, 0] = FORCED  # targets rise, so the first is the leftmost
         return Decision(stats.top1, reason)
 
 

@@ -39,6 +39,17 @@ LLADA_NAMES = {
 }
 
 
+def ids_and_dtype(dtype: str) -> dict[str, Any]:
+    """What both kinds of config say alike."""
+    return {
+        "mask_token_id": MASK,
+        "eos_token_id": EOS,
+        "pad_token_id": 0,
+        "torch_dtype": dtype,
+        "leap_defaults": DEFAULTS,
+    }
+
+
 def llada_config(settings: Settings, dtype: str) -> dict[str, Any]:
     return {
         "architectures": ["LLaDAModelLM"],
@@ -61,11 +72,7 @@ def llada_config(settings: Settings, dtype: str) -> dict[str, Any]:
         "include_bias": False,
         "include_qkv_bias": False,
         "weight_tying": False,
-        "mask_token_id": MASK,
-        "eos_token_id": EOS,
-        "pad_token_id": 0,
-        "torch_dtype": dtype,
-        "leap_defaults": DEFAULTS,
+        **ids_and_dtype(dtype),
     }
 
 
@@ -85,11 +92,7 @@ def dream_config(settings: Settings, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "use_sliding_window": False,
-        "mask_token_id": MASK,
-        "eos_token_id": EOS,
-        "pad_token_id": 0,
-        "torch_dtype": dtype,
-        "leap_defaults": DEFAULTS,
+        **ids_and_dtype(dtype),
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the bundled model, or the small shifted one of the tests.
+"""Train the bundled model, or a small shifted one.
 
     python python/train_tiny/train.py --out runs/tiny                     # resumes from runs/tiny/last.pt
     python python/train_tiny/train.py --out runs/dream --shifted
@@ -219,11 +219,11 @@ def train(settings: Settings, out: Path, start: Path | None = None, *, compiled:
         model.load_state_dict(saved["model"])
         for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
-        step, minutes = saved["step"], saved.get("minutes", 0.0)
+        step, minutes = saved["step"], saved["minutes"]
     elif start is not None:
         model.load_state_dict(leap_kernels.load(start, dtype="float32").state_dict())
     (out / "settings.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
-    rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers_of(model, settings)]
+    rates = settings.matrix_rate, settings.rest_rate  # of the optimisers, in their order
 
     loss_fn = torch.compile(loss_of, dynamic=False) if compiled else loss_of  # one form for each stage
     batches, tally, began = Batches(settings), _Tally(), time.monotonic() - 60 * minutes
@@ -233,8 +233,8 @@ def train(settings: Settings, out: Path, start: Path | None = None, *, compiled:
         loss, right = loss_fn(model, ids, seen, weight, settings.shifted)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimiser, own in zip(optimisers, rates, strict=True):
-            for group, rate in zip(optimiser.param_groups, own, strict=True):
+        for optimiser, rate in zip(optimisers, rates, strict=True):
+            for group in optimiser.param_groups:
                 group["lr"] = rate * rate_at(settings, step)
             optimiser.step()
             optimiser.zero_grad()
