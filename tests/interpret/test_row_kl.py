@@ -149,6 +149,14 @@ def test_whole_splits_of_minus_infinity():
     assert check(now, before).isinf().tolist() == [False, False, True]
 
 
+def test_a_token_lost_in_a_split_without_weight():
+    """All of the second split is e^-500 as likely as the first, which float32 cannot hold; it still counts."""
+    now, before = torch.zeros(1, 2 * BLOCK), torch.zeros(1, 2 * BLOCK)
+    now[0, BLOCK:] = -500.0
+    before[0, BLOCK + 7] = -INF
+    assert check(now, before).item() == INF
+
+
 @pytest.mark.parametrize("scale", [1e4, 1e30])
 def test_logits_of_any_size(scale):
     """Certain rows that agree, and rows that swap their likely token, over one split and over two."""
