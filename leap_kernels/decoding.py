@@ -20,10 +20,9 @@ from .errors import BadLogitsError, InputError, LeapError, ModelError, expected
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .ops import Superposed, TopEta, top_eta
+from .ops import Superposed, TopEta, sample_rows, top_eta
 from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
-from .sampling import draw
 from .statistics import Memory, RowStatistics
 from .strategies import Decision, Strategy, View
 
@@ -257,10 +256,17 @@ class _Loop:
         base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
         predicted = base
         if self.config.temperature > 0:
-            pos = view.pos[sample, column].long()
-            drawn = draw(logits[:n], self.config.temperature, self.seeds[sample], self.now, pos, self.suppress)
-            logit, best = (logits[:n].float().gather(1, t.clamp(min=0)[:, None])[:, 0] for t in (drawn, base.top1))
-            predicted = base._replace(top1=drawn, prob1=base.prob1 * (logit - best).exp())
+            pos = view.pos[sample, column]
+            drawn = sample_rows(
+                logits[:n],
+                self.seeds[sample],
+                torch.full_like(pos, self.now),
+                pos,
+                temperature=self.config.temperature,
+                suppress=self.suppress,
+                backend=self.config.backend,
+            )
+            predicted = base._replace(top1=drawn.token, prob1=drawn.prob)
         shape = (view.targets.shape[0], view.targets.shape[1])
         place = sample * shape[1] + deciding.slot
         stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])

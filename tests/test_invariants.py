@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import torch
+from noise import uniform as noise_of
 from random_models import SPEC, plain_forward, random_llama
 from torch import Tensor
 
@@ -210,6 +212,21 @@ def test_same_seed_same_result_and_other_seed_another(model):
     assert torch.equal(a.sequences, b.sequences)
     assert not torch.equal(a.sequences, c.sequences)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_each_token_is_drawn_from_its_samples_seed_step_and_position():
+    """A scripted model whose logits never change, block 1: the noise in Python integers picks every token."""
+    logits, seeds, temperature = [-9.0, 1.0, 2.0, 0.5, -1.0], (5, -(2**40)), 1.3
+
+    def flat(input_ids, position_ids, attention_mask):
+        return torch.tensor(logits).expand(*input_ids.shape, 5)
+
+    options = {"max_new_tokens": 12, "block_length": 1, "temperature": temperature, "seed": seeds}
+    out = decode(flat, tensors([[1, 2], [3, 4, 1, 2]]), spec=ModelSpec(mask_token_id=0, vocab_size=5), **options)
+    for sample, (seed, prompt) in enumerate(zip(seeds, (2, 4), strict=True)):
+        for i, token in enumerate(out.generated[sample].tolist()):
+            noise = [-math.log(-math.log(noise_of(seed, i + 1, prompt + i, v))) for v in range(5)]
+            assert token == max(range(1, 5), key=lambda v, noise=noise: logits[v] + temperature * noise[v])
 
 
 def test_confidence_with_temperature_is_the_unscaled_probability():

@@ -23,6 +23,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from leap_kernels.ops.attention import kernel as attention
 from leap_kernels.ops.candidates import kernel as candidates
 from leap_kernels.ops.consistency import kernel as consistency
+from leap_kernels.ops.divergence import kernel as divergence
+from leap_kernels.ops.sampling import kernel as sampling
 from leap_kernels.ops.superposition import kernel as superposition
 
 pytestmark = pytest.mark.aot
@@ -63,7 +65,7 @@ class Compiled(NamedTuple):
 def record(monkeypatch):
     """record(arch, launch, *args): the calls that launch(*args) makes on an architecture, in order."""
     calls: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
-    for module in (attention, candidates, consistency, superposition):
+    for module in (attention, candidates, consistency, divergence, sampling, superposition):
         for kernel in vars(module).values():
             if isinstance(kernel, JITFunction):
 
@@ -117,6 +119,13 @@ def aligned_logits(vocab: int, dtype: torch.dtype, rows: int = 3) -> Tensor:
     return torch.empty(rows, triton.cdiv(vocab, 16) * 16, dtype=dtype)[:, :vocab]
 
 
+def check_wide_loads(ptx: str, call: Call, size: int) -> None:
+    """A block of `size` bytes is loaded 16 bytes at a time by every thread."""
+    wide = re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)
+    loads = size // 16 // (32 * call.options.num_warps)
+    assert len(wide) >= loads, f"{len(wide)} wide loads, expected {loads}"
+
+
 def attention_arguments(size: int, dtype: torch.dtype, n_q: int = 33, n_k: int = 97, b: int = 2) -> list[Any]:
     def ints(n: int) -> Tensor:
         return torch.empty(b, n, dtype=torch.int32)
@@ -139,15 +148,48 @@ def test_top_eta(k, dtype, architecture, record, tmp_path):
         )
         split, merge = calls
         ptx = check(split, architecture, tmp_path, registers=112)  # two blocks of 256 threads an SM
-        wide = re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)
-        loads = candidates.BLOCK * dtype.itemsize // 16 // (32 * split.options.num_warps)
-        assert len(wide) >= loads, f"{len(wide)} wide loads, expected {loads}"
+        check_wide_loads(ptx, split, candidates.BLOCK * dtype.itemsize)
     check(merge, architecture, tmp_path, registers=64)
 
 
 def test_top_eta_merges_the_largest_vocabulary_we_know(record, tmp_path):
     merge = record(90, candidates.launch, aligned_logits(262_144, torch.bfloat16), torch.arange(3), 1 / 16, 16)[1]
     check(merge, 90, tmp_path, registers=80)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_kl(dtype, architecture, record, tmp_path):
+    """Both sides load 16 bytes at a time at an odd V; three blocks of 256 threads an SM at 80 registers."""
+    rows = torch.arange(3)
+    for suppress in (None, torch.tensor([1])):
+        now, before = aligned_logits(126_465, dtype), aligned_logits(126_465, dtype, rows=5)
+        split, merge = record(architecture, divergence.launch, now, before, rows, rows, suppress)
+        ptx = check(split, architecture, tmp_path, registers=80)
+        check_wide_loads(ptx, split, 2 * divergence.BLOCK * dtype.itemsize)
+    check(merge, architecture, tmp_path, registers=40)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample_rows(dtype, architecture, record, tmp_path):
+    """16-byte loads at an odd V; the hash is 32-bit arithmetic, whose only 64-bit products are row offsets."""
+    rows = torch.arange(3)
+    for suppress in (None, torch.tensor([1])):
+        arguments = (aligned_logits(126_465, dtype), rows, rows, rows, rows, 0.7, suppress)
+        split, merge = record(architecture, sampling.launch, *arguments)
+        ptx = check(split, architecture, tmp_path, registers=112)
+        check_wide_loads(ptx, split, sampling.BLOCK * dtype.itemsize)
+        assert len(re.findall(r"mul\.lo\.s64|mad\.lo\.s64", ptx)) < 16
+        # Two in `_mix`; the third, of a token id, becomes sums.
+        assert ptx.count("mul.lo.s32") >= 2 * sampling.BLOCK // (32 * split.options.num_warps)
+    check(merge, architecture, tmp_path, registers=40)
+
+
+def test_merges_of_the_largest_vocabulary_we_know(record, tmp_path):
+    rows, x = torch.arange(3), aligned_logits(262_144, torch.bfloat16)
+    for module, arguments in ((divergence, (x, x, rows, rows)), (sampling, (x, *[rows] * 4, 0.7))):
+        check(record(90, module.launch, *arguments)[1], 90, tmp_path, registers=48)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -245,3 +287,9 @@ def test_lengths_and_settings_do_not_compile_again(record):
         forms(candidates.launch, *((logits, torch.arange(r), eta, 5) for r in (1, 16, 33, 300) for eta in (0.2, 0.25)))
         == 1
     )
+
+    before = aligned_logits(126_464, torch.bfloat16, rows=40)
+    many = [(logits, before, torch.arange(r), torch.arange(r)) for r in (1, 16, 33, 300)]
+    assert forms(divergence.launch, *many) == 1
+    many = [(logits, *[torch.arange(r)] * 4, t) for r in (1, 16, 33, 300) for t in (0, 0.7, 1, 1.0, 16)]
+    assert forms(sampling.launch, *many) == 1

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -23,9 +20,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import numpy
 import torch
 import triton
-from torch import Tensor
 
 SENTINEL = -77
+BAND = 32
 
 
 def pytest_collection_modifyitems(items):
@@ -41,40 +38,24 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-BAND = 32  # elements before and behind
-
-
-class _Guarded:
-    """Memory for launchers: poisoned, so that what no kernel writes shows, between bands that nobody may write."""
-
-    def __init__(self, new_empty: Callable[..., Tensor]) -> None:
-        self._new_empty, self._waiting = new_empty, deque[tuple[Tensor, int]]()
-
-    def make(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        wanted = self._new_empty(tensor, *args, **kwargs)
-        size = wanted.numel()
-        whole = self._new_empty(wanted, (size + 2 * BAND,))
-        whole.fill_(float("nan") if whole.is_floating_point() else SENTINEL)
-        self._waiting.append((whole, size))
-        if len(self._waiting) > 64:  # its launch is long over
-            self._check(*self._waiting.popleft())
-        return whole[BAND : BAND + size].view(wanted.shape)
-
-    def check(self) -> None:
-        while self._waiting:
-            self._check(*self._waiting.popleft())
-
-    @staticmethod
-    def _check(whole: Tensor, size: int) -> None:
-        bands = torch.cat([whole[:BAND], whole[BAND + size :]])
-        clean = bands.isnan() if bands.is_floating_point() else bands == torch.full_like(bands, SENTINEL)
-        assert clean.all(), f"a kernel wrote beside an output of {size} {whole.dtype}: {bands.tolist()}"
-
-
 @pytest.fixture(autouse=True)
-def guard(monkeypatch):
-    """Whatever a launcher allocates comes poisoned and guarded; the bands are looked at when the test is over."""
-    guarded = _Guarded(torch.Tensor.new_empty)
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *args, **kwargs: guarded.make(self, *args, **kwargs))
+def poison(monkeypatch):
+    """Memory that a launcher allocates comes filled with NaN or SENTINEL, so that what no kernel writes shows, and
+    between bands of the same, which must still be there when the test ends: nothing else was written.
+    """
+    new_empty = torch.Tensor.new_empty
+    bands = []
+
+    def filled(self, *args, **kwargs):
+        shape = new_empty(self, *args, **{**kwargs, "device": "meta"}).shape
+        whole = new_empty(self, (shape.numel() + 2 * BAND,), **kwargs)
+        whole.fill_(float("nan") if whole.is_floating_point() else SENTINEL)
+        inside = whole[BAND : BAND + shape.numel()]
+        bands.extend((whole[:BAND], whole[BAND + shape.numel() :]))
+        return inside.view(shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
     yield
-    guarded.check()
+    for band in bands:
+        intact = band.isnan() if band.is_floating_point() else band == torch.full_like(band, SENTINEL)
+        assert intact.all(), "a kernel wrote beyond its output"
