@@ -8,8 +8,8 @@
 | `superposed_attention` | q, k, v and row metadata | attention under the visibility rule, log-sum-exp |
 | `check_consistency` | base statistics, the copies' argmax | which targets to commit, and why |
 
-`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"` are
-taken at their word and never fall back.
+`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"`, and for
+`check_consistency` the optional extension as `"cuda"`, are taken at their word and never fall back.
 """
 
 from . import library  # noqa: F401 - registers the operators

@@ -19,7 +19,7 @@ from .candidates import reference as candidates_reference
 from .consistency import reference as consistency_reference
 from .superposition import reference as superposition_reference
 
-__all__ = ["SCHEMAS"]
+__all__ = ["FAKES", "NAMESPACE", "SCHEMAS"]
 
 SCHEMAS = {
     "top_eta": (
@@ -129,3 +129,7 @@ def _check_consistency_fake(targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     torch._check(targets.dim() == 2, lambda: f"targets must be 2-D, got {targets.dim()}-D")
     b = targets.shape[0]
     return targets.new_empty(targets.shape, dtype=torch.int32), targets.new_empty((b,), dtype=torch.int32)
+
+
+# For the operators of the extension, which have the schemas of these.
+FAKES = {"check_consistency": _check_consistency_fake}
