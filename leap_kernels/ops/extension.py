@@ -92,6 +92,10 @@ def _built_for(file: Path | None) -> str:
     return build[2].decode() if build else "something else"
 
 
+def _here() -> str:
+    return f"torch {torch.__version__}" + (f", CUDA {torch.version.cuda}" if torch.version.cuda else " without CUDA")
+
+
 def _check(device_type: str, file: Path) -> None:
     """Raise ImportError for a file that must not even be loaded, and say why."""
     build = _BUILD.search(file.read_bytes())
@@ -101,6 +105,8 @@ def _check(device_type: str, file: Path) -> None:
         raise ImportError(f"was built for leap_kernels {build[1].decode()}, found {__version__}. Build it again")
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < MIN_TORCH:
         raise ImportError(f"was built for torch >= {'.'.join(map(str, MIN_TORCH))}, found {torch.__version__}")
+    if device_type == "cuda" and torch.version.cuda is None:
+        raise ImportError(f"was built for {build[2].decode()}, found {_here()}")
     if device_type == "cuda" and _file(MODULES["cpu"]) is None:
         raise ImportError(f"needs leap_kernels.{MODULES['cpu']}, which is missing. Build both again")
 
@@ -115,9 +121,8 @@ def _import(device_type: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        file = _file(MODULES[device_type])
-        here = f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-        raise ImportError(f"was built for {_built_for(file)}, found {here}: {error}") from error
+        built_for = _built_for(_file(MODULES[device_type]))
+        raise ImportError(f"was built for {built_for}, found {_here()}: {error}") from error
     if device_type == "cpu" and new:
         _join()
 

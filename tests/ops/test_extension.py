@@ -134,8 +134,23 @@ def test_torch_is_too_old(folder: Path, log: pytest.LogCaptureFixture, monkeypat
     assert "found torch 2.11.0a0+git123" in extension.why_not("cpu")
 
 
-def test_cuda_without_its_other_half(folder: Path, log: pytest.LogCaptureFixture) -> None:
+def test_torch_has_no_cuda(folder: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a file could be opened by a lazy linker, and end the process at its first call."""
+    (folder / f"_C_cuda{SUFFIX}").write_bytes(mark(more="; CUDA 13.0; architectures 800"))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    expected = (
+        "leap_kernels._C_cuda was built for torch >= 2.11; headers of torch 2.13.0; CUDA 13.0; architectures 800, "
+        f"found torch {torch.__version__} without CUDA"
+    )
+    assert extension.why_not("cuda") == expected
+    assert log.messages == [f"{expected}; continuing without it."]
+
+
+def test_cuda_without_its_other_half(
+    folder: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`_C` defines the operators: alone, `_C_cuda` would register kernels of nothing."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     (folder / f"_C_cuda{SUFFIX}").write_bytes(mark(more="; CUDA 13.0; architectures 800"))
     assert extension.why_not("cuda") == "leap_kernels._C_cuda needs leap_kernels._C, which is missing. Build both again"
     assert len(log.messages) == 1
