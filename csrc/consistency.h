@@ -3,7 +3,7 @@
 // The decisions of `check_consistency`, once, for host and device. Their specification is
 // leap_kernels/ops/consistency/reference.py: with y = top1, c = prob1, and y~, p~ of the target's copy,
 //
-//   accept = { c > phi }  +  { y~ = y and c >= tau and p~ >= kappa },   and where that is empty, the target of largest c.
+//   accept = { c > phi }  +  { y~ = y and c >= tau and p~ >= kappa },  where that is empty the target of largest c.
 //
 // A sample is decided in two walks over its columns. The first sums them up: counts and a maximum, which come out the
 // same in any order and so by any number of threads. The second gives each column its reason.

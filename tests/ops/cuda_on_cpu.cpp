@@ -61,8 +61,8 @@ static leap::Table<T> table(const void* const* data, const int64_t* strides, int
 }
 
 extern "C" void check_consistency(
-    int64_t samples, int64_t columns, const void* const* data, const int64_t* strides, float phi, float tau, float kappa,
-    bool keep_confident, int32_t* reason, int32_t* left) {
+    int64_t samples, int64_t columns, const void* const* data, const int64_t* strides, float phi, float tau,
+    float kappa, bool keep_confident, int32_t* reason, int32_t* left) {
   const leap::Inputs in = {
       samples,
       columns,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What nvcc makes of csrc/: registers, stack and spills on every architecture, and the module as setup.py builds it.
 
-No GPU is needed. Where torch is a CPU build, it is dressed up as a CUDA build for setup.py, and a library of three
-empty functions stands in for its CUDA half; nothing is launched.
+No GPU is needed, but for the last test. Where torch is a CPU build, it is dressed up as a CUDA build for setup.py, and
+a library of three empty functions stands in for its CUDA half; nothing is launched.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 from compilers import CXX, ROOT, TOOLKIT, needs_nvcc, sources
+from ops.consistency_cases import LAYOUTS, random_case, same
 
-pytestmark = needs_nvcc
+from leap_kernels.ops import check_consistency, extension
 
 ARCHITECTURES = ("80", "90a", "100", "120")
 REGISTERS = 64  # four blocks of 256 threads an SM, and far more of them than a decode has samples
@@ -62,6 +63,7 @@ def test_the_architectures_are_those_of_setup() -> None:
     assert setup.ARCHITECTURES == ARCHITECTURES
 
 
+@needs_nvcc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_resources(architecture: str, tmp_path: Path) -> None:
     """No stack, no spilled register, and few enough registers that a block always fits."""
@@ -82,6 +84,7 @@ def test_resources(architecture: str, tmp_path: Path) -> None:
     assert int(shared) <= SHARED
 
 
+@needs_nvcc
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="links with ELF stand-ins for libtorch_cuda")
 def test_the_module_as_setup_builds_it(tmp_path: Path) -> None:
@@ -148,3 +151,32 @@ def test_the_module_as_setup_builds_it(tmp_path: Path) -> None:
         assert load(dressed=True, path=libraries) == ["said:  ", "cpu: ", "registered: True"]
     else:
         assert load(dressed=False, path="") == ["said:  ", "cpu: ", "registered: True"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_on_a_gpu(layout: str) -> None:
+    """The installed extension against the reference: on a stream of its own, on the last GPU, and in a CUDA graph."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    if reason := extension.why_not("cuda"):
+        pytest.skip(reason)
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    for t in (0, 1, 31, 32, 33, 256, 257, 700):
+        for seed in range(12):
+            args = random_case(3, t, seed, layout)
+            there = [x.to(device) if isinstance(x, torch.Tensor) else x for x in args]
+            names = ("base_accept", "phi", "tau", "kappa", "keep_confident")
+            options = dict(zip(names, there[5:], strict=True))
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                out = check_consistency(*there[:5], **options, backend="cuda")
+                same([x.cpu() for x in out], args)
+    with torch.cuda.device(device):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = check_consistency(*there[:5], **options, backend="cuda")
+        for x in out:
+            x.fill_(-77)
+        graph.replay()
+        torch.cuda.synchronize()
+    same([x.cpu() for x in out], args)
