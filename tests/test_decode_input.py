@@ -46,7 +46,7 @@ def test_settings_out_of_range(name, values, match):
 
 
 def test_unknown_backends_and_backends_that_cannot_run():
-    refused(ConfigError, "backend must be one of auto, reference, triton", backend="cublas")
+    refused(ConfigError, "backend must be one of auto, reference, triton, cuda", backend="cublas")
     refused(BackendError, "optional CUDA extension", backend="cuda")
     refused(BackendError, r'backend="triton" needs a CUDA GPU.*TRITON_INTERPRET=1.*Use backend=', backend="triton")
 

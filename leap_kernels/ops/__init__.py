@@ -10,8 +10,8 @@
 | `row_kl` | logits, the logits before | per row: KL of its softmax against the one before |
 | `sample_rows` | logits, seeds, steps, positions | per row: a token drawn with temperature, its probability without |
 
-`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"` are
-taken at their word and never fall back.
+`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"`, and for
+`check_consistency` the optional extension as `"cuda"`, are taken at their word and never fall back.
 """
 
 from . import library  # noqa: F401 - registers the operators

@@ -21,7 +21,7 @@ from .divergence import reference as divergence_reference
 from .sampling import reference as sampling_reference
 from .superposition import reference as superposition_reference
 
-__all__ = ["SCHEMAS"]
+__all__ = ["FAKES", "NAMESPACE", "SCHEMAS"]
 
 SCHEMAS = {
     "top_eta": (
@@ -170,3 +170,7 @@ def _sample_rows_fake(logits: Tensor, rows: Tensor, *_: Any) -> tuple[Tensor, Te
     torch._check(rows.dim() == 1, lambda: f"rows must be 1-D, got {rows.dim()}-D")
     r = rows.shape[0]
     return logits.new_empty((r,), dtype=torch.int64), logits.new_empty((r,), dtype=torch.float32)
+
+
+# For the operators of the extension, which have the schemas of these.
+FAKES = {"check_consistency": _check_consistency_fake}
