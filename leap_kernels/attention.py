@@ -72,11 +72,16 @@ def attend(
     _check_fit(leap, query, other.get("position_ids"))
     if dropout:
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
+    if leap.stored is not None:
+        used = leap.keys[0].shape[1]
+        key, value = leap.stored.store.write(module.layer_idx, leap.slot, key, value, used)
+    k_pos, k_kind, k_hide = leap.keys
     if leap.dense:
         mask = leap.mask
         if leap.padded:  # padding gives 0, and a NaN in it must not reach the others
-            unused = (leap.kind < 0)[:, None, :, None]
-            query, key, value = (t.masked_fill(unused, 0) for t in (query, key, value))
+            unused = (k_kind < 0)[:, None, :, None]
+            query = query.masked_fill((leap.kind < 0)[:, None, :, None], 0)
+            key, value = (t.masked_fill(unused, 0) for t in (key, value))
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -84,7 +89,7 @@ def attend(
         out = superposed_attention(
             query, key, value,
             q_pos=leap.pos, q_hide=leap.hide, q_kind=leap.kind, q_slot=leap.slot,
-            k_pos=leap.pos, k_kind=leap.kind, k_hide=leap.hide,
+            k_pos=k_pos, k_kind=k_kind, k_hide=k_hide,
             scale=scaling, block_causal=leap.block_causal, window=leap.window, switches=leap.switches,
             backend=leap.backend,
         ).out  # fmt: skip

@@ -83,6 +83,11 @@ def decode(
             f"strategy {strategy.name!r} needs a model that takes position_ids and a 4-D attention_mask; this one "
             'does not. Use strategy="threshold" or "full", or give the callable both arguments.'
         )
+    if config.cache != "none" and not backbone.stores:
+        raise ModelError(
+            f"cache={config.cache!r} needs a transformers model; a callable shows no keys and values to keep. "
+            'Use cache="none".'
+        )
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
     if any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=2)
@@ -160,6 +165,7 @@ class _Loop:
             raise LeapError(expected(f"start() of strategy {strategy.name!r}", "an object with select(index)", got))
         self.memory: Memory | None = None
         self.ahead = _Lookahead(None, [0] * batch, [0] * batch)
+        self.cache = CACHES[config.cache](canvas, config.cache_refresh)
         self.now = 0
 
         self.generated = canvas.ids[:, canvas.prompt :].clone()
@@ -206,12 +212,12 @@ class _Loop:
         if stuck:
             raise LeapError(f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}.")
         canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
-        self._end_blocks(eos, hidden)
+        self._end_blocks(eos, rows, hidden)
 
     def _rows(self) -> Rows:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
         canvas, ahead = self.canvas, self.ahead
-        rows, computed = CACHES[self.config.cache](canvas)
+        rows, computed = self.cache.rows(canvas, self.now)
         rows.switches, rows.backend = self.strategy.switches, self.config.backend
         most = max(ahead.counts)
         if ahead.rows is not None and most:
@@ -247,7 +253,7 @@ class _Loop:
         sample, column, n = deciding.sample, deciding.column, len(deciding.sample)
         at = (
             torch.cat([sample, sample[deciding.has_copy]]),
-            torch.cat([self._read_row(sample, column), deciding.copy_row]),
+            torch.cat([self._read_row(rows, sample, column), deciding.copy_row]),
         )
         logits = self._timed("head", self.backbone.head, hidden[at])
         if self.now == 1:
@@ -281,11 +287,11 @@ class _Loop:
             if any(i >= width for i in ids):
                 raise ModelError(expected(name, f"in [0, {width}), the width of the logits", max(ids)))
 
-    def _read_row(self, sample: Tensor, column: Tensor) -> Tensor:
+    def _read_row(self, rows: Rows, sample: Tensor, column: Tensor) -> Tensor:
         """The base row that predicts a column: its own, or the one before in shifted models."""
-        if not self.canvas.spec.shift:
-            return column
-        return column - (self.canvas.pos[sample, column] > 0).long()
+        if self.canvas.spec.shift:
+            column = column - (self.canvas.pos[sample, column] > 0).long()
+        return rows.row_of(sample, column)
 
     def _remember(self, deciding: _Deciding, top: TopEta) -> None:
         canvas = self.canvas
@@ -301,16 +307,16 @@ class _Loop:
             return torch.zeros(2 * len(self.canvas.sample), dtype=torch.int64, device=self.canvas.device)
         return torch.cat([rows.count.long(), (rows.copy_row >= 0).sum(1)])
 
-    def _end_blocks(self, eos: list[int], hidden: Tensor) -> None:
+    def _end_blocks(self, eos: list[int], rows: Rows, hidden: Tensor) -> None:
         """Move samples that finished a block to the next one, and those that finished their last out of the batch."""
         canvas = self.canvas
         ended = [i for i, left in enumerate(canvas.left) if not left]
         done = [i for i in ended if canvas.is_last_block(i) or (self.config.early_stop and eos[i])]
         moved = [i for i in ended if i not in done]
         if moved:
-            covered = [i for i in moved if canvas.covers_next_block(i)]
+            covered = [i for i in moved if self.cache.covers_next_block(canvas, i)]
             canvas.advance(moved)
-            self._look_into(covered, hidden)
+            self._look_into(covered, rows, hidden)
         if done:
             self._retire(done)
         if moved and self.strategy.appends:
@@ -319,14 +325,14 @@ class _Loop:
             sizes, batch = self._sizes().tolist(), len(canvas.sample)
             self.ahead.counts, self.ahead.copies = sizes[:batch], sizes[batch:]
 
-    def _look_into(self, samples: list[int], hidden: Tensor) -> None:
+    def _look_into(self, samples: list[int], rows: Rows, hidden: Tensor) -> None:
         """Remember the candidates that the forward just made has for the blocks these samples are entering."""
         canvas = self.canvas
         if self.memory is None or not samples:
             return
         places = [(i, canvas.prompt + offset) for i in samples for offset in range(*canvas.span(i, canvas.block[i]))]
         sample, column = torch.tensor(places, device=canvas.device).T
-        logits = self._timed("head", self.backbone.head, hidden[sample, self._read_row(sample, column)])
+        logits = self._timed("head", self.backbone.head, hidden[sample, self._read_row(rows, sample, column)])
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
         self.memory.store(sample, column - canvas.prompt, top)
 
@@ -352,6 +358,7 @@ class _Loop:
         canvas.select(keep, kept)
         self.seeds = self.seeds[kept]
         self.ahead.select(keep, kept)
+        self.cache.select(keep, kept)
         for follower in (self.memory, self.state):
             if follower is not None:
                 follower.select(kept)
