@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import DATA
 from oracle import decode_one
-from plain_llada import PlainLlada
+from plain import Plain
 from random_models import plain_forward, random_llama
 
 import leap_kernels
@@ -31,7 +31,7 @@ def assert_same(out, oracle, *, steps: bool = True, sample: int = 0) -> None:
 @pytest.fixture(scope="module")
 def original():
     """The bundled checkpoint, read by the plain-torch implementation of LLaDA."""
-    return PlainLlada.from_folder(TINY)
+    return Plain.from_folder(TINY)
 
 
 @pytest.mark.parametrize("strategy", ["leap", "threshold", "full"])
