@@ -47,6 +47,10 @@ class Canvas:
     """Number of the current block."""
     left: list[int]
     """Masked positions left in the current block."""
+    entered: list[int]
+    """Masked positions it had when the sample entered it."""
+    forwards: list[int]
+    """Forwards made on the current block."""
     start: Tensor
     """(B, 1) int64: first generated column of the current block, counted from P."""
     stop: Tensor
@@ -77,6 +81,8 @@ class Canvas:
             n_prompt=n_prompt,
             block=[0] * batch,
             left=[0] * batch,
+            entered=[0] * batch,
+            forwards=[0] * batch,
             start=lengths,
             stop=lengths,
         )
@@ -174,12 +180,13 @@ class Canvas:
         """Count the masks of blocks that are new; tell the device where every sample's block is."""
         spans = [self.span(i, block) for i, block in enumerate(self.block)]
         for i in samples:
-            self.left[i] = spans[i][1] - spans[i][0]
+            self.left[i] = self.entered[i] = spans[i][1] - spans[i][0]
+            self.forwards[i] = 0
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
 
     def select(self, keep: list[int], index: Tensor) -> None:
         """Drop the samples that are not in `keep`; `index` is the same on the device."""
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
-        for name in ("sample", "n_prompt", "block", "left"):
+        for name in ("sample", "n_prompt", "block", "left", "entered", "forwards"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])

@@ -132,7 +132,7 @@ def _add_decode(commands: Any) -> None:
         help="what to decode; - reads all of stdin as one prompt; repeat --prompt for several",
     )
     add("--chat", action="store_true", help="put each prompt into the model's chat template")
-    add("--strategy", metavar="NAME", help="decoding rule: leap (default), threshold, full, ...")
+    add("--strategy", metavar="NAME", help="decoding rule: leap (default), threshold or full; its options with --set")
     add("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's)")
     add("--block-length", type=int, metavar="N", help="positions decoded together (default: the model's)")
     add("--threshold", type=float, metavar="P", help="confidence above which a token is committed")

@@ -26,6 +26,7 @@ from .rows import Rows
 from .sampling import draw
 from .statistics import Memory, RowStatistics
 from .strategies import Decision, Strategy, View
+from .strategies.base import CANDIDATES
 
 __all__ = ["decode"]
 
@@ -159,6 +160,7 @@ class _Loop:
         if self.state is not None and not hasattr(self.state, "select"):
             got = type(self.state).__name__
             raise LeapError(expected(f"start() of strategy {strategy.name!r}", "an object with select(index)", got))
+        self.most = strategy.max_forwards(canvas)
         self.memory: Memory | None = None
         self.ahead = _Lookahead(None, [0] * batch, [0] * batch)
         self.now = 0
@@ -187,7 +189,7 @@ class _Loop:
         token, reason = decision.token[at], decision.reason[at].to(torch.int32)
         foreign = (reason > 0) & ((token < 0) | (token >= self.width))
         canvas.commit(deciding.sample, deciding.column, token, reason, stats.prob1[at], self.now)
-        if strategy.needs_candidates:
+        if CANDIDATES in strategy.needs:
             self._remember(deciding, top)
         if strategy.appends:
             self.ahead.rows = strategy.superpose(self._view(view.targets.shape[1]), self.state)
@@ -203,10 +205,9 @@ class _Loop:
             raise LeapError(f"strategy {strategy.name!r} committed a token outside the vocabulary of {self.width}.")
         if self.observers:
             self._tell_observers(view, decision, stats, deciding, before)
-        stuck = [canvas.sample[i] for i in range(batch) if left[i] >= canvas.left[i]]
-        if stuck:
-            raise LeapError(f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}.")
+        self._check_progress(left)
         canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
+        canvas.forwards = [n + 1 for n in canvas.forwards]
         self._end_blocks(eos, hidden)
 
     def _rows(self) -> Rows:
@@ -227,7 +228,19 @@ class _Loop:
         canvas = self.canvas
         targets = canvas.targets(width)
         ids, counts = self.memory.at(targets - canvas.prompt) if self.memory else (None, None)
-        return View(canvas.ids, canvas.pos, targets, ids, counts, canvas.spec, self.config.backend)
+        return View(
+            canvas.ids,
+            canvas.pos,
+            targets,
+            ids,
+            counts,
+            canvas.spec,
+            self.config.backend,
+            canvas,
+            self.seeds,
+            self.now,
+            self.config.temperature,
+        )
 
     def _deciding(self, targets: Tensor, rows: Rows) -> _Deciding:
         """The targets without the padding of ragged batches. The host knows how many, so nothing waits for a GPU."""
@@ -263,7 +276,9 @@ class _Loop:
             predicted = base._replace(top1=drawn, prob1=base.prob1 * (logit - best).exp())
         shape = (view.targets.shape[0], view.targets.shape[1])
         place = sample * shape[1] + deciding.slot
-        stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])
+        stats = RowStatistics.of_rows(
+            place, shape, predicted, copy, place[deciding.has_copy], logits[:n], self.suppress
+        )
         return stats, base, ~top.lse.isfinite()
 
     def _check_width(self, width: int) -> None:
@@ -295,10 +310,22 @@ class _Loop:
             return torch.zeros(2 * len(self.canvas.sample), dtype=torch.int64, device=self.canvas.device)
         return torch.cat([rows.count.long(), (rows.copy_row >= 0).sum(1)])
 
+    def _check_progress(self, left: list[int]) -> None:
+        """Refuse to go round in circles."""
+        canvas, strategy = self.canvas, self.strategy
+        if self.most is None:
+            stuck = [canvas.sample[i] for i in range(len(left)) if left[i] >= canvas.left[i]]
+            if stuck:
+                raise LeapError(
+                    f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}."
+                )
+        elif self.now > self.most:
+            raise LeapError(f"strategy {strategy.name!r} needs more than the {self.most} forwards it promised.")
+
     def _end_blocks(self, eos: list[int], hidden: Tensor) -> None:
         """Move samples that finished a block to the next one, and those that finished their last out of the batch."""
         canvas = self.canvas
-        ended = [i for i, left in enumerate(canvas.left) if not left]
+        ended = self.strategy.leaving(canvas, self.state)
         done = [i for i in ended if canvas.is_last_block(i) or (self.config.early_stop and eos[i])]
         moved = [i for i in ended if i not in done]
         if moved:

@@ -32,27 +32,56 @@ class RowStatistics:
     """(B, T) int64: argmax at the target's copy; -1 where there is none."""
     copy_prob1: Tensor
     """(B, T) float32: its probability; 0 where there is none."""
+    logits: Tensor
+    """(n, V) in the model's dtype: the targets' logits as the model gave them, one row a target that is there."""
+    place: Tensor
+    """(n,) int64: flat index into (B, T) of each of these rows."""
+    suppress: Tensor
+    """Ids that are never predicted, the mask token among them."""
 
     @classmethod
-    def spread(
-        cls, place: Tensor, shape: tuple[int, int], base: TopEta, copy: TopEta, copy_place: Tensor
+    def of_rows(
+        cls,
+        place: Tensor,
+        shape: tuple[int, int],
+        base: TopEta,
+        copy: TopEta,
+        copy_place: Tensor,
+        logits: Tensor,
+        suppress: Tensor,
     ) -> RowStatistics:
         """From one entry a row to (B, T): row j of `base` belongs to flat place `place[j]`, likewise for copies."""
-
-        def lay_out(values: Tensor, where: Tensor, empty: float) -> Tensor:
-            if len(where) == shape[0] * shape[1]:  # every place has a row, in order
-                return values.view(shape)
-            out = values.new_full((shape[0] * shape[1],), empty)
-            return out.index_copy_(0, where, values).view(shape)
-
         return cls(
-            top1=lay_out(base.top1, place, -1),
-            prob1=lay_out(base.prob1, place, 0),
-            entropy=lay_out(base.entropy, place, 0),
-            gap=lay_out(base.gap, place, 0),
-            copy_top1=lay_out(copy.top1, copy_place, -1),
-            copy_prob1=lay_out(copy.prob1, copy_place, 0),
+            top1=_spread(base.top1, place, shape, -1),
+            prob1=_spread(base.prob1, place, shape, 0),
+            entropy=_spread(base.entropy, place, shape, 0),
+            gap=_spread(base.gap, place, shape, 0),
+            copy_top1=_spread(copy.top1, copy_place, shape, -1),
+            copy_prob1=_spread(copy.prob1, copy_place, shape, 0),
+            logits=logits,
+            place=place,
+            suppress=suppress,
         )
+
+    def spread(self, values: Tensor, empty: float = 0) -> Tensor:
+        """(n,) one value for each row of `logits` -> (B, T); `empty` where a sample has no target."""
+        return _spread(values, self.place, (self.top1.shape[0], self.top1.shape[1]), empty)
+
+    def flat(self, values: Tensor) -> Tensor:
+        """(B, T) -> (n,), the values of the rows of `logits`."""
+        return values.flatten()[self.place]
+
+    def exact_prob1(self) -> Tensor:
+        """(B, T) float64: `prob1` from a softmax in float64, as most public code computes it."""
+        exact = self.logits.double().index_fill(1, self.suppress, float("-inf")).softmax(1)
+        return self.spread(exact.gather(1, self.flat(self.top1).clamp(min=0)[:, None])[:, 0])
+
+
+def _spread(values: Tensor, place: Tensor, shape: tuple[int, int], empty: float) -> Tensor:
+    if len(place) == shape[0] * shape[1]:  # every place has a row, in order
+        return values.view(shape)
+    out = values.new_full((shape[0] * shape[1],), empty)
+    return out.index_copy_(0, place, values).view(shape)
 
 
 class Memory:

@@ -61,7 +61,7 @@ def test_unknown_arguments_are_refused_by_name():
     )
     refused(
         ConfigError,
-        "unknown argument threshold for strategy 'full', which has no options",
+        "unknown argument threshold for strategy 'full', which has the options defer_tokens, parity, remasking, steps",
         strategy="full",
         threshold=0.5,
     )
@@ -292,6 +292,38 @@ def test_a_callable_without_masks_runs_everything_but_leap():
         assert torch.equal(a.sequences, b.sequences)
     with pytest.raises(ModelError, match="takes no attention_mask"):
         decode(plain, [IDS[0], IDS[0, :1]], strategy="full", **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "match"),
+    [
+        ("full", {"steps": 0}, "steps must be a whole number of at least 1, or None, got 0"),
+        ("full", {"steps": True}, "steps must be a whole number"),
+        ("full", {"steps": 7, "max_new_tokens": 8, "block_length": 3}, "steps must be a multiple of the 3 blocks"),
+        ("full", {"remasking": "worst"}, "remasking must be one of low_confidence, random, got 'worst'"),
+        ("full", {"defer_tokens": 5}, "defer_tokens must be token ids of at least 0, got 5"),
+        ("full", {"defer_tokens": (-1,)}, "defer_tokens must be token ids"),
+        ("full", {"parity": "klass"}, "parity must be one of None, llada, got 'klass'"),
+        ("threshold", {"steps": 8}, "unknown argument steps for strategy 'threshold'"),
+        ("leap", {"parity": "llada"}, "unknown argument parity for strategy 'leap'"),
+    ],
+)
+def test_options_of_strategies(strategy, options, match):
+    refused(ConfigError, match, strategy=strategy, **options)
+
+
+def test_a_strategy_that_breaks_its_own_bound():
+    class Slow(Strategy):
+        def max_forwards(self, canvas):
+            return 2
+
+        def accept(self, stats, view, state):
+            return Decision(stats.top1, torch.where(view.targets == view.targets[:, :1], 3, 0))
+
+    options = {"spec": SPEC, "strategy": Slow()}
+    assert decode(random_llama(), IDS, max_new_tokens=2, **options).nfe.tolist() == [2]
+    with pytest.raises(LeapError, match="strategy 'custom' needs more than the 2 forwards it promised"):
+        decode(random_llama(), IDS, max_new_tokens=3, **options)
 
 
 def test_strategies_that_do_nothing():

@@ -54,7 +54,11 @@ def check_trained(model, forward, prompt, strategy) -> None:
 def test_public_code_gives_the_same_tokens(tiny_v0, parity):
     """Tokens and forwards of the authors' LLaDA and Fast-dLLM code, in batches of prompts of different lengths."""
     prompts = [torch.tensor(case["prompt_ids"]) for case in parity]
-    settings = {"full": {}, "threshold_0.9": {"threshold": 0.9}, "threshold_0.6": {"threshold": 0.6}}
+    settings = {
+        "full": {"steps": 64, "parity": "llada"},
+        "threshold_0.9": {"threshold": 0.9},
+        "threshold_0.6": {"threshold": 0.6},
+    }
     for name, options in settings.items():
         out = decode(tiny_v0, prompts, strategy=name.split("_")[0], early_stop=False, **options)
         assert out.generated.tolist() == [case["runs"][name]["ids"] for case in parity]

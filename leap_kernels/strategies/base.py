@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from ..ops import Superposed, Switches
+from ..errors import ConfigError, expected
+from ..ops import CONFIDENT, FORCED, Superposed, Switches
 from ..ops.validation import number
 
 if TYPE_CHECKING:
@@ -16,7 +19,22 @@ if TYPE_CHECKING:
     from ..models.spec import ModelSpec
     from ..statistics import RowStatistics
 
-__all__ = ["Decision", "Strategy", "View", "check_range"]
+__all__ = [
+    "CANDIDATES",
+    "Decision",
+    "Strategy",
+    "View",
+    "check_choice",
+    "check_count",
+    "check_range",
+    "even_share",
+    "ranks",
+    "reasons",
+    "schedule",
+    "steps_per_block",
+]
+
+CANDIDATES = "candidates"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +53,13 @@ class View:
     """(B, T) int32: how many; None before the first forward and for strategies that need none."""
     spec: ModelSpec
     backend: str
+    canvas: Canvas
+    """Where each sample stands: block numbers, masks left, forwards made on the block (all on the host)."""
+    seeds: Tensor
+    """(B,) int64: the samples' seeds."""
+    step: int
+    """The coming forward, counted from 1; in `accept`, the one just made."""
+    temperature: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +76,17 @@ class Strategy:
     """Base of all decoding rules; a rule of your own is a frozen dataclass that overrides `accept`.
 
     Pass it as an object: `decode(model, ids, strategy=MyRule(...))`. Every forward must commit at least one target
-    of every sample.
+    of every sample, unless `max_forwards` says otherwise.
     """
 
     name: ClassVar[str] = "custom"
-    needs_candidates: ClassVar[bool] = False
-    """Whether the loop keeps the tokens with p >= eta of each forward for the next one."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Statistics that cost something and are computed only for rules that name them: "candidates" has the loop keep
+    the tokens with p >= `eta` of each forward for the next one."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
+    parity: str | None = None
+    """Whose public code to follow in its quirks."""
 
     @property
     def appends(self) -> bool:
@@ -69,6 +97,10 @@ class Strategy:
     def switches(self) -> Switches:
         """Who sees whom among the appended rows."""
         return Switches()
+
+    def max_forwards(self, canvas: Canvas) -> int | None:
+        """Bound on a sample's forwards; None for rules that commit a target of every sample in every forward."""
+        return None
 
     def start(self, canvas: Canvas) -> Any:
         """State carried from step to step; None, or an object with `select(index)` that follows the batch."""
@@ -82,7 +114,66 @@ class Strategy:
         """Which targets to commit, and with which token."""
         raise TypeError(f"{type(self).__name__} is a Strategy without an accept(stats, view, state) method.")
 
+    def leaving(self, canvas: Canvas, state: Any) -> list[int]:
+        """Samples (indices of the batch) that leave their block after this forward: those without a mask in it."""
+        return [i for i, left in enumerate(canvas.left) if not left]
+
+
+# --- what several rules share ----------------------------------------------------------------------------------------
+
+
+def ranks(score: Tensor, targets: Tensor) -> Tensor:
+    """(B, T) rank of each target by falling score, from 0; the lowest position first on a tie, no targets last."""
+    order = score.masked_fill(targets < 0, float("-inf")).sort(dim=1, descending=True, stable=True).indices
+    return torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+
+
+def reasons(qualified: Tensor, rank: Tensor, targets: Tensor) -> Tensor:
+    """(B, T) int32: CONFIDENT where a target qualified; where none of a sample did, FORCED for its first by rank."""
+    qualified = qualified & (targets >= 0)
+    first = (rank == 0) & (targets >= 0) & ~qualified.any(1, keepdim=True)
+    return torch.where(qualified, CONFIDENT, torch.where(first, FORCED, 0)).to(torch.int32)
+
+
+def even_share(masks: int, steps: int, step: int) -> int:
+    """How many of `masks` the `step`-th of `steps` steps commits, from 0: evenly, the remainder to the first steps."""
+    return masks // steps + (step < masks % steps)
+
+
+def schedule(canvas: Canvas, steps: int | None) -> list[int]:
+    """(B,) commits of the coming forward where `steps` are spread evenly over blocks and masks; None is one a step."""
+    per_block = steps_per_block(canvas, steps)
+    if per_block is None:
+        return [min(1, left) for left in canvas.left]
+    return [even_share(n, per_block, j) for n, j in zip(canvas.entered, canvas.forwards, strict=True)]
+
+
+def steps_per_block(canvas: Canvas, steps: int | None) -> int | None:
+    """`steps` divided among the blocks of a canvas; ConfigError where that does not go."""
+    if steps is None:
+        return None
+    blocks = -(-canvas.new_tokens // canvas.block_length)
+    if steps % blocks:
+        what = f"a multiple of the {blocks} blocks ({canvas.new_tokens} new tokens of {canvas.block_length} a block)"
+        raise ConfigError(expected("steps", what, steps))
+    return steps // blocks
+
 
 def check_range(name: str, value: object, low: float, high: float) -> None:
     """Refuse an option outside [low, high]."""
     number(name, value, low, high, f"a number in [{low:g}, {high:g}]")
+
+
+def check_count(name: str, value: object, *, none: bool = False) -> None:
+    """Refuse an option that is no whole number of at least 1 (or None, with `none`)."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and not (none and value is None):
+        raise ConfigError(expected(name, "a whole number of at least 1" + ", or None" * none, repr(value)))
+
+
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Refuse an option that is none of `choices`."""
+    if value not in choices:
+        raise ConfigError(expected(name, "one of " + ", ".join(str(c) for c in choices), repr(value)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops import Superposed, Switches, check_consistency, superpose
 from ..ops.validation import flag
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_range
+from .base import CANDIDATES, Decision, Strategy, View, check_range
 
 __all__ = ["Leap"]
 
@@ -46,7 +46,7 @@ class Leap(Strategy):
     """A candidate sees the copies of other targets."""
 
     name: ClassVar[str] = "leap"
-    needs_candidates: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({CANDIDATES})
 
     def __post_init__(self) -> None:
         for name in ("threshold", "tau", "copy_threshold"):

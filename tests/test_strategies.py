@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples worked by hand: scripted models whose logits never change, and what each rule makes of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from leap_kernels import ModelSpec, decode
+from leap_kernels.strategies.base import even_share, ranks, reasons
+
+V = 8
+SPEC = ModelSpec(mask_token_id=0, vocab_size=V)
+
+
+def confident(*confidences: float, others: tuple[int, ...] = (1, 2)) -> Any:
+    """A model that predicts token 3 + i at generated position i (prompt of one token) with these confidences.
+
+    What is left of the probability goes to `others` in equal parts.
+    """
+    table = torch.full((len(confidences) + 1, V), -1e9)
+    for i, c in enumerate(confidences):
+        table[i + 1, 3 + i % 5] = math.log(c)
+        for token in others:
+            table[i + 1, token] = math.log(max(1 - c, 1e-30) / len(others))
+
+    def model(input_ids, position_ids, attention_mask):
+        return table[position_ids.clamp(max=len(confidences))].clone()
+
+    return model
+
+
+def steps_of(model: Any, strategy: Any, n: int, **options: Any) -> list[int]:
+    """The forward at which each of n tokens was committed; one block unless told otherwise."""
+    settings = {"spec": SPEC, "max_new_tokens": n, "block_length": n, "early_stop": False} | options
+    return decode(model, torch.tensor([5]), strategy=strategy, **settings).history.step[0].tolist()
+
+
+# --- what rules share -------------------------------------------------------------------------------------------------
+
+
+def test_ranks_by_falling_score_with_the_lowest_position_first():
+    targets = torch.tensor([[4, 6, 7, 9], [5, 8, -1, -1]], dtype=torch.int32)
+    score = torch.tensor([[0.2, 0.7, 0.7, 0.9], [float("-inf"), 0.1, 5.0, 5.0]])
+    assert ranks(score, targets).tolist() == [[3, 1, 2, 0], [1, 0, 2, 3]]
+
+
+def test_reasons_force_the_first_by_rank_where_none_qualified():
+    targets = torch.tensor([[4, 6, 7], [5, 8, -1], [-1, -1, -1]], dtype=torch.int32)
+    rank = torch.tensor([[1, 0, 2], [1, 0, 2], [0, 1, 2]])
+    qualified = torch.tensor([[True, False, True], [False, False, True], [True, True, True]])
+    assert reasons(qualified, rank, targets).tolist() == [[1, 0, 1], [0, 3, 0], [0, 0, 0]]
+
+
+def test_even_schedule():
+    assert [even_share(32, 5, j) for j in range(5)] == [7, 7, 6, 6, 6]
+    assert [even_share(3, 5, j) for j in range(5)] == [1, 1, 1, 0, 0]
+
+
+# --- full -------------------------------------------------------------------------------------------------------------
+
+
+def test_full_takes_its_share_by_confidence():
+    """Five masks in two steps: three, then two."""
+    model = confident(0.5, 0.9, 0.7, 0.6, 0.8)
+    assert steps_of(model, "full", 5, steps=2) == [2, 1, 1, 2, 1]
+    assert steps_of(model, "full", 5) == [5, 1, 3, 4, 2]
+
+
+def test_full_defers_tokens_to_the_end():
+    """Tokens 4 and 5 (positions 1 and 2) are deferred, although they are the most confident."""
+    model = confident(0.5, 0.9, 0.95, 0.6, 0.8)
+    assert steps_of(model, "full", 5, defer_tokens=(4, 5)) == [3, 4, 5, 2, 1]
+
+
+def test_full_as_llada_runs_idle_steps_and_renormalises_deferred_ids():
+    model = confident(0.5, 0.9, 0.95, 0.6, 0.8)
+    out = decode(model, torch.tensor([5]), spec=SPEC, strategy="full", steps=8, parity="llada", max_new_tokens=5,
+                 block_length=5, early_stop=False)  # fmt: skip
+    assert out.nfe.tolist() == [8]
+    assert out.history.step[0].tolist() == [5, 2, 1, 4, 3]
+    # Id 1 takes half of what is left: position 0 has .5 / .75 without it, position 3 has .6 / .8, position 4 .8 / .9,
+    # position 1 .9 / .95 and position 2 .95 / .975. Then id 7 (position 4) is deferred too, with confidence 0.
+    assert steps_of(model, "full", 5, steps=5, parity="llada", defer_tokens=(1, 7)) == [4, 2, 1, 3, 5]
+    close = confident(0.50, 0.52, others=(1, 2))
+    one_sided = confident(0.52, 0.50, others=(2, 2))
+    assert steps_of(close, "full", 2, steps=2, parity="llada", defer_tokens=(2,)) == [2, 1]
+    assert steps_of(one_sided, "full", 2, steps=2) == [1, 2]
+
+
+def test_full_at_random_depends_on_the_samples_seed_and_not_on_its_neighbours():
+    model = confident(*[0.5] * 12)
+    runs = [steps_of(model, "full", 12, remasking="random", steps=6, seed=seed) for seed in range(20)]
+    assert all(sorted(run) == sorted([*range(1, 7)] * 2) for run in runs)
+    assert len({tuple(run) for run in runs}) == 20
+    both = decode(model, [torch.tensor([5])] * 2, spec=SPEC, strategy="full", remasking="random", steps=6, seed=[3, 7],
+                  max_new_tokens=12, block_length=12, early_stop=False)  # fmt: skip
+    assert both.history.step.tolist() == [runs[3], runs[7]]
+    first = torch.tensor(runs).eq(1).double().mean(0)  # each position comes first in a sixth of the runs
+    assert first.max() < 0.5
+
+
+def test_full_at_random_as_llada_reads_one_stream_for_the_whole_canvas():
+    model = confident(*[0.5] * 6)
+    torch.manual_seed(4)
+    got = steps_of(model, "full", 6, remasking="random", steps=3, parity="llada")
+    torch.manual_seed(4)
+    left, expected = set(range(1, 7)), [0] * 7
+    for step in (1, 2, 3):
+        scores = torch.rand(1, 7)[0]
+        for i in sorted(left, key=lambda i, scores=scores: -float(scores[i]))[:2]:
+            expected[i] = step
+            left.remove(i)
+    assert got == expected[1:]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_steps_are_shared_by_blocks(blocks):
+    model = confident(*[0.9, 0.8, 0.7, 0.6] * 3)
+    out = steps_of(model, "full", 12, steps=6, block_length=12 // blocks)
+    assert max(out) == 6
+    assert all(out.count(step) == 2 for step in range(1, 7))
