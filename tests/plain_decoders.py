@@ -7,6 +7,7 @@ code with the package: tests compare the package with it. LEAP is in oracle.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -156,3 +157,75 @@ def full(
                 sample.commit(i, y[i])
         if sample.ends(block):
             return
+
+
+# --- rules that look at one forward -----------------------------------------------------------------------------------
+
+
+def by_block(sample: Sample, choose: Callable[[list[int], Tensor], list[int]]) -> None:
+    """Fill block after block: what `choose(masked positions, probabilities)` says, with the likeliest tokens."""
+    for block in sample.blocks():
+        while masks := sample.masks(block):
+            p = sample.run()
+            for i in choose(masks, p):
+                sample.commit(i, first_argmax(p[i]))
+        if sample.ends(block):
+            return
+
+
+def float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
+
+
+def threshold(sample: Sample, *, threshold: float = 0.9, parity: str | None = None) -> None:
+    def choose(masks: list[int], p: Tensor) -> list[int]:
+        c = {i: float((sample.exact if parity else p)[i].max()) for i in masks}
+        order = by_falling(masks, c.get)
+        if parity:
+            return [i for n, i in enumerate(order) if n == 0 or c[i] >= threshold]
+        return [i for n, i in enumerate(order) if n == 0 or c[i] > float32(threshold)]
+
+    by_block(sample, choose)
+
+
+def factor(sample: Sample, *, factor: float = 1.0, parity: str | None = None) -> None:
+    def choose(masks: list[int], p: Tensor) -> list[int]:
+        c = {i: float((sample.exact if parity else p)[i].max()) for i in masks}
+        order = by_falling(masks, c.get)
+        kept = 1
+        while kept < len(order):
+            limit = 1 - factor / (kept + 2)
+            if c[order[kept]] < (limit if parity else float32(limit)):
+                break
+            kept += 1
+        if parity and kept == len(order) - 1:  # the only failing rank is the last one
+            kept += 1
+        return order[:kept]
+
+    by_block(sample, choose)
+
+
+def entropy_of(row: Tensor, epsilon: float = 0.0) -> float:
+    """Of a row of float64 probabilities, in nats."""
+    return -float(sum(q * math.log(q + epsilon) for q in row.tolist() if q > 0))
+
+
+def entropy(sample: Sample, *, gamma: float = 0.1) -> None:
+    def choose(masks: list[int], p: Tensor) -> list[int]:
+        h = {i: float32(entropy_of(sample.exact[i])) for i in masks}
+        order = by_falling(masks, lambda i: -h[i])
+        kept = 1
+        while kept < len(order) and sum(h[i] for i in order[:kept]) <= gamma:
+            kept += 1
+        return order[:kept]
+
+    by_block(sample, choose)
+
+
+def entropy_threshold(sample: Sample, *, threshold: float = 0.5) -> None:
+    def choose(masks: list[int], p: Tensor) -> list[int]:
+        h = {i: float32(entropy_of(sample.exact[i], 1e-12)) for i in masks}
+        order = by_falling(masks, lambda i: -h[i])
+        return [i for n, i in enumerate(order) if n == 0 or h[i] <= threshold]
+
+    by_block(sample, choose)

@@ -28,7 +28,7 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
     [
         ("max_new_tokens", [0, -1, 2.5, True, "8"], "max_new_tokens must be a whole number of at least 1, got"),
         ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
-        ("strategy", ["magic", 7], "strategy must be one of full, threshold, leap, or a Strategy object, got"),
+        ("strategy", ["magic", 7], "strategy must be one of full, threshold, .*leap.* or a Strategy object, got"),
         ("cache", ["dual", None], "cache must be one of none, got"),
         ("temperature", [-0.1, float("nan"), float("inf"), "hot"], r"temperature must be a number in \[0, 1e\+06\]"),
         ("seed", [1.5, "a", [0, 1.5]], "seed must be a whole number, or one a sample"),
@@ -55,7 +55,7 @@ def test_unknown_arguments_are_refused_by_name():
     refused(ConfigError, "unknown argument steps for strategy 'leap'", steps=4)
     refused(
         ConfigError,
-        "unknown argument tau for strategy 'threshold', which has the options threshold",
+        "unknown argument tau for strategy 'threshold', which has the options parity, threshold",
         strategy="threshold",
         tau=0.5,
     )
@@ -305,6 +305,17 @@ def test_a_callable_without_masks_runs_everything_but_leap():
         ("full", {"defer_tokens": (-1,)}, "defer_tokens must be token ids"),
         ("full", {"parity": "klass"}, "parity must be one of None, llada, got 'klass'"),
         ("threshold", {"steps": 8}, "unknown argument steps for strategy 'threshold'"),
+        ("threshold", {"parity": "llada"}, "parity must be one of None, fast_dllm, got 'llada'"),
+        ("factor", {"factor": -0.1}, r"factor must be a number in \[0, 1e\+06\], got -0.1"),
+        (
+            "factor",
+            {"threshold": 0.9},
+            "unknown argument threshold for strategy 'factor', which has the options factor",
+        ),
+        ("entropy", {"gamma": float("nan")}, r"gamma must be a number in \[0, 1e\+06\], got nan"),
+        ("entropy_threshold", {"threshold": "low"}, r"threshold must be a number in \[0, 1e\+06\], got 'low'"),
+        ("leap", {"base": "full"}, "base must be one of threshold, factor, entropy, entropy_threshold, or an object"),
+        ("leap", {"base": "entropy", "threshold": 0.5}, 'threshold belongs to base="threshold"'),
         ("leap", {"parity": "llada"}, "unknown argument parity for strategy 'leap'"),
     ],
 )

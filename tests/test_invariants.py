@@ -19,6 +19,7 @@ from leap_kernels.strategies import Leap, Threshold
 
 # Every rule with its defaults, and options that send it another way.
 STRATEGIES: dict[str, dict] = {name: {"strategy": name} for name in leap_kernels.strategies.STRATEGIES} | {
+    "leap on entropy_threshold": {"strategy": "leap", "base": "entropy_threshold"},
     "full, random": {"strategy": "full", "remasking": "random", "defer_tokens": (4,)},
 }
 RAGGED = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [], [18, 19, 20], [3, 4, 5, 6], [21, 22]]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from leap_kernels import ModelSpec, decode
+from leap_kernels.strategies import EntropyThreshold, Leap
 from leap_kernels.strategies.base import even_share, ranks, reasons
 
 V = 8
@@ -123,3 +124,82 @@ def test_steps_are_shared_by_blocks(blocks):
     out = steps_of(model, "full", 12, steps=6, block_length=12 // blocks)
     assert max(out) == 6
     assert all(out.count(step) == 2 for step in range(1, 7))
+
+
+# --- threshold, factor, entropy, entropy_threshold --------------------------------------------------------------------
+
+
+def test_threshold_is_strict_and_public_code_is_not():
+    """exp(0) / (exp(0) + exp(0)) is one half in every precision."""
+
+    def half(input_ids, position_ids, attention_mask):
+        logits = torch.full((*input_ids.shape, V), -1e9)
+        logits[..., 3:5] = 0.0
+        return logits
+
+    assert steps_of(half, "threshold", 3, threshold=0.5) == [1, 2, 3]
+    assert steps_of(half, "threshold", 3, threshold=0.5, parity="fast_dllm") == [1, 1, 1]
+    assert steps_of(half, "threshold", 3, threshold=0.51, parity="fast_dllm") == [1, 2, 3]
+
+
+def test_factor_stops_at_the_first_rank_below_its_limit():
+    """Factor 1: limits .667, .75, .8 for the second to fourth."""
+    assert steps_of(confident(0.95, 0.80, 0.70, 0.50), "factor", 4, factor=1.0) == [1, 1, 2, 3]
+    assert steps_of(confident(0.70, 0.50, 0.80, 0.95), "factor", 4, factor=1.0) == [2, 3, 1, 1]
+
+
+def test_factor_as_fast_dllm_takes_the_last_mask_along():
+    model = confident(0.95, 0.80, 0.76, 0.50)
+    assert steps_of(model, "factor", 4) == [1, 1, 1, 2]
+    assert steps_of(model, "factor", 4, parity="fast_dllm") == [1, 1, 1, 1]
+    # Not when another rank fails before it: 0.95 alone, then 0.70 and, as the last mask, 0.60.
+    assert steps_of(confident(0.95, 0.60, 0.50), "factor", 3, parity="fast_dllm") == [1, 2, 2]
+
+
+def certain(*entropies: float) -> Any:
+    """A model with these entropies at its positions: two tokens, c and 1 - c, c found by halving intervals."""
+    found = []
+    for h in entropies:
+        low, high = 0.5, 1.0
+        for _ in range(60):
+            c = (low + high) / 2
+            low, high = (c, high) if -c * math.log(c) - (1 - c) * math.log(1 - c) > h else (low, c)
+        found.append(low)
+    return confident(*found, others=(2,))
+
+
+def test_entropy_commits_what_its_bound_allows():
+    """gamma .1: .02, .02 + .05 and not .02 + .05 + .06 in front; so three."""
+    model = certain(0.02, 0.20, 0.06, 0.05)
+    assert steps_of(model, "entropy", 4, gamma=0.1) == [1, 2, 1, 1]
+    assert steps_of(model, "entropy", 4, gamma=0.06) == [1, 2, 2, 1]
+    assert steps_of(model, "entropy", 4, gamma=0.0) == [1, 4, 3, 2]
+
+
+def test_entropy_threshold_is_inclusive_and_forces_the_least_entropy():
+    model = certain(0.30, 0.60, 0.45, 0.69)
+    assert steps_of(model, "entropy_threshold", 4, threshold=0.5) == [1, 2, 1, 3]
+    # Of two, the one with less entropy is not the more confident one: .6 and twice .2, or .65 and seven times .05.
+    table = torch.full((3, 12), -1e9)
+    table[1, 3], table[1, [4, 5]] = math.log(0.6), math.log(0.2)
+    table[2, 3], table[2, 4:11] = math.log(0.65), math.log(0.05)
+    spec = ModelSpec(mask_token_id=0, vocab_size=12)
+    options = {"spec": spec, "threshold": 0.1}
+
+    def model(input_ids, position_ids, attention_mask):
+        return table[position_ids]
+
+    assert steps_of(model, "entropy_threshold", 2, **options) == [1, 2]
+    assert steps_of(model, "threshold", 2, spec=spec, threshold=0.9) == [2, 1]
+    exact = decode(model, torch.tensor([5]), strategy="entropy_threshold", spec=spec, max_new_tokens=2, block_length=2,
+                   threshold=2.0, early_stop=False)  # fmt: skip
+    assert exact.nfe.tolist() == [1]
+
+
+def test_leap_on_another_base_rule():
+    """Without agreement (tau 1) the base rule alone decides; its name takes its defaults, an object its own."""
+    model = certain(0.30, 0.60, 0.45, 0.69)
+    assert steps_of(model, "leap", 4, tau=1.0, base="entropy_threshold") == [1, 2, 1, 3]
+    assert steps_of(model, Leap(tau=1.0, base=EntropyThreshold(0.65)), 4) == [1, 1, 1, 2]
+    assert steps_of(confident(0.95, 0.80, 0.76, 0.50), "leap", 4, tau=1.0, base="factor") == [1, 1, 1, 2]
+    assert steps_of(certain(0.02, 0.20, 0.06, 0.05), "leap", 4, tau=1.0, base="entropy") == [1, 2, 1, 1]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import plain_decoders
@@ -21,6 +22,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "full, random": ("full", {"remasking": "random", "steps": 24}),
     "full, deferring": ("full", {"steps": 24, "defer_tokens": (2,)}),
     "full, llada": ("full", {"steps": 24, "defer_tokens": (2,), "parity": "llada"}),
+}
+CASES |= {
+    "threshold": ("threshold", {"threshold": 0.8}),
+    "threshold, fast_dllm": ("threshold", {"parity": "fast_dllm"}),
+    "factor": ("factor", {"factor": 1.0}),
+    "factor 0.3": ("factor", {"factor": 0.3}),
+    "factor, fast_dllm": ("factor", {"parity": "fast_dllm"}),
+    "entropy": ("entropy", {"gamma": 0.1}),
+    "entropy 0.01": ("entropy", {"gamma": 0.01}),
+    "entropy_threshold": ("entropy_threshold", {}),
+    "entropy_threshold 0.1": ("entropy_threshold", {"threshold": 0.1}),
 }
 SHORT = {"max_new_tokens": 48, "block_length": 16}
 PROMPTS = 40
@@ -70,7 +82,16 @@ def full_options(rng: random.Random, blocks: int) -> dict[str, Any]:
     }
 
 
-OPTIONS = {"full": full_options}
+OPTIONS: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
+    "full": full_options,
+    "threshold": lambda rng, blocks: {
+        "threshold": rng.choice([0.3, 0.6, 0.9]),
+        "parity": rng.choice([None, "fast_dllm"]),
+    },
+    "factor": lambda rng, blocks: {"factor": rng.choice([0.5, 1.0, 2.5]), "parity": rng.choice([None, "fast_dllm"])},
+    "entropy": lambda rng, blocks: {"gamma": rng.choice([0.0, 0.5, 2.0])},
+    "entropy_threshold": lambda rng, blocks: {"threshold": rng.choice([0.1, 0.8, 1.5])},
+}
 
 
 def check_random_case(strategy: str, seed: int) -> Any:
@@ -90,7 +111,7 @@ def check_random_case(strategy: str, seed: int) -> Any:
     )
     suppress = tuple(rng.sample(range(3, 23), rng.randint(0, 2)))
     prompts = [[rng.randrange(3, 23) for _ in range(rng.randint(0, 9))] for _ in range(3)]
-    model = random_llama(seed, sharpness=3.0)
+    model = random_llama(seed, sharpness=rng.choice([3.0, 5.0]))
     out = decode(
         model, [torch.tensor(p, dtype=torch.int64) for p in prompts], spec=spec, suppress_tokens=suppress,
         strategy=strategy, seed=[7, 8, 9], **canvas, **options,

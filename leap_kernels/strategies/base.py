@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANDIDATES",
+    "BaseRule",
     "Decision",
     "Strategy",
     "View",
@@ -117,6 +118,25 @@ class Strategy:
     def leaving(self, canvas: Canvas, state: Any) -> list[int]:
         """Samples (indices of the batch) that leave their block after this forward: those without a mask in it."""
         return [i for i, left in enumerate(canvas.left) if not left]
+
+
+class BaseRule(Strategy):
+    """A rule that looks at one forward alone: what qualifies is committed, or else the first in its order.
+
+    LEAP can stand on any of these: `Leap(base=...)`.
+    """
+
+    def qualifies(self, stats: RowStatistics, view: View) -> Tensor:
+        """(B, T) bool: the targets that the rule commits; what it says of no targets does not matter."""
+        raise NotImplementedError
+
+    def order(self, stats: RowStatistics) -> Tensor:
+        """(B, T) what to rank the targets by, the highest first."""
+        return stats.prob1
+
+    def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
+        rank = ranks(self.order(stats), view.targets)
+        return Decision(stats.top1, reasons(self.qualifies(stats, view), rank, view.targets))
 
 
 # --- what several rules share ----------------------------------------------------------------------------------------
