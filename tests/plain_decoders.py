@@ -56,6 +56,8 @@ class Sample:
         self.logits = self.raw.double().clone()
         self.logits[:, self.banned] = float("-inf")
         self.exact = torch.softmax(self.logits, 1)
+        self.with_mask = self.raw.double().clone()  # the mask id allowed, suppressed ones not
+        self.with_mask[:, [i for i in self.banned if i != self.mask_id]] = float("-inf")
         return self.exact.float().double()
 
     def blocks(self) -> list[range]:
@@ -229,3 +231,127 @@ def entropy_threshold(sample: Sample, *, threshold: float = 0.5) -> None:
         return [i for n, i in enumerate(order) if n == 0 or h[i] <= threshold]
 
     by_block(sample, choose)
+
+
+# --- rules with a memory ----------------------------------------------------------------------------------------------
+
+
+def klass(
+    sample: Sample,
+    *,
+    conf_threshold: float = 0.9,
+    kl_threshold: float = 0.01,
+    history: int = 2,
+    steps: int | None = None,
+    select: str = "all",
+    parity: str | None = None,
+) -> None:
+    """State is kept for every position and for the whole run, as the public code does."""
+    blocks = sample.blocks()
+    before = None
+    kept: list[list[float]] = [[math.inf] * history for _ in range(sample.length)]
+    epsilon = 1e-12 if parity else 0.0
+    for block in blocks:
+        per_block = steps // len(blocks) if steps else len(block)
+        shares = evenly(len(block), per_block)
+        j = 0
+        while masks := sample.masks(block):
+            p = sample.run()
+            exact = sample.exact
+            for i in range(sample.start, sample.length):
+                kl = math.inf
+                if before is not None:
+                    kl = sum(
+                        a * (math.log(a + epsilon) - math.log(b + epsilon))
+                        for a, b in zip(exact[i].tolist(), before[i].tolist(), strict=True)
+                        if a > 0
+                    )
+                kept[i] = [*kept[i][1:], kl if parity else float32(kl)]
+            before = exact
+            c = {i: float((exact if parity else p)[i].max()) for i in masks}
+            limit, bound = (kl_threshold, conf_threshold) if parity else map(float32, (kl_threshold, conf_threshold))
+            stable = [i for i in masks if all(kl < limit for kl in kept[i]) and j >= history - 1]
+            ready = [i for i in stable if c[i] > bound]
+            if ready and select != "all":
+                preference = {
+                    "confident": c.get,
+                    "kl": lambda i: -kept[i][-1],
+                    "random": lambda i: hashed(sample.seed, sample.nfe, i, -1),
+                }
+                ready = by_falling(ready, preference[select])[:1]
+            if not ready:
+                share = shares[j] if j < per_block else len(block) // per_block
+                ready = by_falling(masks, c.get)[: max(share, 1)]
+            for i in ready:
+                sample.commit(i, first_argmax(p[i]))
+            j += 1
+        if sample.ends(block):
+            return
+
+
+def prophet(
+    sample: Sample,
+    *,
+    answer_start: int | None = None,
+    window: int = 5,
+    limits: Sequence[float] = (7.5, 5.0, 2.5),
+    constraints: dict[int, int] | None = None,
+    steps: int | None = None,
+    parity: str | None = None,
+) -> None:
+    for offset, token in (constraints or {}).items():
+        sample.canvas[sample.start + offset], sample.masked[sample.start + offset] = token, False
+    answer = range(sample.start, sample.length)
+    if answer_start is not None:
+        answer = range(sample.start + answer_start, sample.start + answer_start + window)
+    blocks = sample.blocks()
+    new = sample.length - sample.start
+    per_block = steps // len(blocks) if steps else sample.block_length
+    for number, block in enumerate(blocks):
+        masks = sample.masks(block)
+        shares = evenly(len(masks), per_block)
+        for j in range(per_block):
+            if not sample.masks(block):
+                break
+            p = sample.run()
+            y = {i: first_argmax(p[i]) for i in range(sample.start, sample.length)}
+            top = [sample.logits[i].topk(2).values.tolist() for i in answer]
+            gap = sum(a - b for a, b in top) / len(top)
+            progress = (number * per_block + j + 1) / (steps or new)
+            if gap >= limits[0 if progress < 0.33 else 1 if progress < 0.67 else 2]:
+                for i in sample.masks(range(sample.start, sample.length)):
+                    sample.commit(i, y[i])
+                sample.ends(block) or sample.ends(range(sample.start, sample.length))
+                return
+            for i in by_falling(sample.masks(block), lambda i, p=p: float(p[i].max()))[: shares[j]]:
+                sample.commit(i, y[i])
+        if masks and sample.ends(block):
+            return
+
+
+def credit(
+    sample: Sample, *, threshold: float = 0.9, alpha: float = 0.7, beta: float = 0.8, gamma: float = 0.2
+) -> None:
+    for block in sample.blocks():
+        table = {i: {} for i in block}
+        while masks := sample.masks(block):
+            sample.run()
+            with_mask = torch.softmax(sample.with_mask, 1)
+            for row in table.values():
+                for token in row:
+                    row[token] *= beta
+            p, y = {}, {}
+            for i in masks:
+                best = first_argmax(with_mask[i])
+                table[i][best] = table[i].get(best, 0.0) + float(with_mask[i, best]) ** gamma
+                fused = sample.logits[i].clone()
+                for token, amount in table[i].items():
+                    fused[token] += alpha * math.log(amount + 1)
+                y[i] = first_argmax(fused)
+                p[i] = float(torch.softmax(fused, 0)[y[i]])
+            limit = min(threshold, max(p.values()) - 1e-5)
+            for i in masks:
+                if p[i] >= limit:
+                    sample.commit(i, y[i])
+        if sample.ends(block):
+            return

@@ -53,10 +53,11 @@ def check_trained(model, forward, prompt, strategy) -> None:
 
 
 def test_public_code_gives_the_same_tokens(tiny_v0, parity):
-    """Tokens and forwards of the authors' LLaDA and Fast-dLLM code, in batches of prompts of different lengths."""
+    """Tokens and forwards of the authors' LLaDA, Fast-dLLM and KLASS code, in batches of ragged prompts."""
     prompts = [torch.tensor(case["prompt_ids"]) for case in parity]
     settings = {
         "full": {"steps": 64, "parity": "llada"},
+        "klass_0.9_0.01": {"conf_threshold": 0.9, "kl_threshold": 0.01, "parity": "klass"},
         "threshold_0.9": {"threshold": 0.9, "parity": "fast_dllm"},
         "threshold_0.6": {"threshold": 0.6, "parity": "fast_dllm"},
     }

@@ -203,3 +203,155 @@ def test_leap_on_another_base_rule():
     assert steps_of(model, Leap(tau=1.0, base=EntropyThreshold(0.65)), 4) == [1, 1, 1, 2]
     assert steps_of(confident(0.95, 0.80, 0.76, 0.50), "leap", 4, tau=1.0, base="factor") == [1, 1, 1, 2]
     assert steps_of(certain(0.02, 0.20, 0.06, 0.05), "leap", 4, tau=1.0, base="entropy") == [1, 2, 1, 1]
+
+
+# --- klass, prophet, credit -------------------------------------------------------------------------------------------
+
+
+def test_klass_waits_for_two_quiet_forwards():
+    """A model that never changes its mind: KL 0 from the second forward on. One block: forwards 1 and 2 commit the most
+    confident, forward 3 whatever is confident, then one a forward again."""
+    model = confident(0.95, 0.99, 0.96, 0.80, 0.70, 0.97)
+    assert steps_of(model, "klass", 6) == [3, 1, 3, 4, 5, 2]
+    assert steps_of(model, "klass", 6, history=1) == [2, 1, 2, 3, 4, 2]
+    assert steps_of(model, "klass", 6, conf_threshold=0.75) == [3, 1, 3, 3, 4, 2]
+    assert steps_of(model, "klass", 6, steps=3) == [2, 1, 2, 3, 3, 1]  # two a step
+
+
+def test_klass_compares_a_new_block_with_the_forward_that_finished_the_last_one():
+    """Of the second block (positions 3 to 5) the first forward is quiet already, so its second commits by the rule."""
+    model = confident(0.95, 0.99, 0.96, 0.92, 0.97, 0.91)
+    assert steps_of(model, "klass", 6, block_length=3) == [3, 1, 2, 5, 4, 5]
+    causal = ModelSpec(mask_token_id=0, vocab_size=V, block_causal_length=4)  # there nobody has seen the second block
+    options = {"spec": causal, "block_length": 4, "max_new_tokens": 7, "early_stop": False, "strategy": "klass"}
+    out = decode(confident(0.95, 0.99, 0.96, 0.92, 0.97, 0.91, 0.94), torch.tensor([5]), **options)
+    assert out.history.step[0].tolist() == [3, 1, 2, 6, 4, 6, 5]
+
+
+def test_klass_wants_the_divergence_now_against_before():
+    """A prediction that moves between two distributions: KL(now, before) alternates between two known values."""
+    one, other = torch.tensor([0.8, 0.1, 0.1]), torch.tensor([0.6, 0.3, 0.1])
+    forth, back = ((a * (a / b).log()).sum().item() for a, b in ((other, one), (one, other)))
+    assert forth > back + 0.01
+
+    def run(limit: float, history: int = 1) -> list[int]:
+        calls = []
+
+        def swaying(input_ids, position_ids, attention_mask):
+            calls.append(0)
+            logits = torch.full((*input_ids.shape, V), -1e9)
+            logits[..., 3:6] = (one if len(calls) % 2 else other).log()
+            logits[:, 1, 3:6] = torch.tensor([1.0, -1e9, -1e9])  # the first position is sure
+            return logits
+
+        return steps_of(swaying, "klass", 6, history=history, conf_threshold=0.5, kl_threshold=limit)
+
+    # Forward 1 takes position 0. Forward 2 is `forth`, 3 is `back`: with a limit between, all go in forward 3.
+    assert run((forth + back) / 2) == [1, 2, 3, 3, 3, 3]
+    assert run(forth + 0.01) == [1, 2, 2, 2, 2, 2]
+    assert run(back - 0.01) == [1, 2, 3, 4, 5, 6]
+    assert run((forth + back) / 2, history=2) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("select", "expected"), [("confident", [4, 2, 3, 1]), ("kl", [2, 3, 4, 1])])
+def test_klass_may_take_one_of_the_ready_targets(select, expected):
+    model = confident(0.95, 0.97, 0.96, 0.99)
+    assert steps_of(model, "klass", 4, history=1, select=select) == expected
+
+
+def gaps(*gap: float) -> Any:
+    """A model whose two highest logits differ by these gaps at the generated positions."""
+    table = torch.full((len(gap) + 1, V), -1e9)
+    for i, g in enumerate(gap):
+        table[i + 1, 3 + i % 5], table[i + 1, 1] = g, 0.0
+    return lambda input_ids, position_ids, attention_mask: table[position_ids]
+
+
+@pytest.mark.parametrize(
+    ("gap", "exit"),
+    [
+        (7.5, 1),
+        (7.4, 4),
+        (5.0, 4),
+        (4.9, 7),
+        (2.5, 7),
+        (2.4, 10),
+    ],  # of ten steps, .33 and .67 lie between 3, 4, 6 and 7
+)
+def test_prophet_fills_everything_when_the_answer_is_clear(gap, exit):
+    """Ten tokens; the answer is at 4 to 8. Before the exit one token a forward, then all that is left."""
+    others = [3.0, 2.0, 1.9, 1.8]
+    model = gaps(*others, gap - 1, gap + 1, gap, gap, gap, 0.5)
+    got = steps_of(model, "prophet", 10, answer_start=4)
+    assert max(got) == exit
+    assert sorted(got)[: exit - 1] == [*range(1, exit)]
+    assert got.count(exit) == 10 - (exit - 1)
+
+
+def test_prophet_crosses_blocks_and_stops_the_sample():
+    """Exit in the first of three blocks: no forward of the others, and everything is there."""
+    model = gaps(*[6.0] * 9)
+    out = decode(model, torch.tensor([5]), spec=SPEC, strategy="prophet", max_new_tokens=9, block_length=3,
+                 answer_start=4, early_stop=False)  # fmt: skip
+    assert out.history.step[0].tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
+    assert out.nfe.tolist() == [3]
+    assert out.generated[0].tolist() == [3 + i % 5 for i in range(9)]
+
+
+def test_prophet_keeps_constraints_and_skips_blocks_made_of_them():
+    model = gaps(*[1.0] * 9)
+    out = decode(model, torch.tensor([5]), spec=SPEC, strategy="prophet", max_new_tokens=9, block_length=3,
+                 early_stop=False, constraints={3: 7, 4: 2, 5: 7, 8: 1})  # fmt: skip
+    assert out.history.step[0].tolist() == [1, 2, 3, 0, 0, 0, 4, 5, 0]
+    assert out.generated[0].tolist() == [3, 4, 5, 7, 2, 7, 4, 5, 1]
+    assert out.nfe.tolist() == [5]
+
+
+def test_prophet_as_published_lets_the_first_sample_decide():
+    table = {5: 8.0, 6: 1.0}
+
+    def model(input_ids, position_ids, attention_mask):
+        logits = torch.full((*input_ids.shape, V), -1e9)
+        logits[..., 1] = 0.0
+        logits[..., 3] = torch.tensor([[table[int(ids[0])]] for ids in input_ids]).expand(input_ids.shape)
+        return logits
+
+    options = {"spec": SPEC, "strategy": "prophet", "max_new_tokens": 6, "block_length": 6, "answer_start": 0}
+    prompts = [torch.tensor([5]), torch.tensor([6])]
+    assert decode(model, prompts, **options).nfe.tolist() == [1, 6]
+    assert decode(model, prompts, parity="prophet", **options).nfe.tolist() == [1, 1]
+    assert decode(model, prompts[::-1], parity="prophet", **options).nfe.tolist() == [6, 6]
+
+
+def one_by_one(input_ids, position_ids, attention_mask):
+    """Generated positions become sure (.99) one after the other; the fifth of each five is .6 all the time."""
+    logits = torch.full((*input_ids.shape, V), -1e9)
+    for i in range(1, input_ids.shape[1]):
+        sure = bool((input_ids[0, 1:i] != 0).all())
+        c = 0.6 if i % 5 == 0 else 0.99 if sure else 0.3
+        logits[0, i, 3 + (i - 1) % 5] = math.log(c)
+        logits[0, i, [1, 2]] = torch.tensor([math.log((1 - c) / 2)] * 2)
+    return logits
+
+
+def test_credit_adds_up_fades_and_starts_anew_in_each_block():
+    """Confidence .6, alpha 2, beta .5: credits .903, 1.354, 1.580 give .845, .893 and, above .9, .909."""
+    c, credit, fused = 0.6, 0.0, []
+    for _ in range(3):
+        credit = credit * 0.5 + c**0.2
+        boosted = c * (credit + 1) ** 2
+        fused.append(boosted / (boosted + 1 - c))
+    assert fused == pytest.approx([0.845, 0.893, 0.909], abs=1e-3)
+    assert steps_of(one_by_one, "credit", 5, alpha=2.0, beta=0.5) == [1, 2, 3, 4, 3]
+    assert steps_of(one_by_one, "credit", 5, alpha=2.0, beta=0.5, threshold=0.9095) == [1, 2, 3, 4, 4]
+    assert steps_of(one_by_one, "credit", 5, alpha=2.0, beta=0.0) == [1, 2, 3, 4, 5]  # a forward remembers nothing
+    assert steps_of(one_by_one, "credit", 5, alpha=0.0, beta=0.5) == [1, 2, 3, 4, 5]
+    both = steps_of(one_by_one, "credit", 10, block_length=5, alpha=2.0, beta=0.5)
+    assert both == [1, 2, 3, 4, 3, 5, 6, 7, 8, 7]
+
+
+def test_credit_takes_near_ties_together():
+    tied = confident(0.5, 0.5, 0.5)
+    assert steps_of(tied, "credit", 3, threshold=1.0) == [1, 1, 1]
+    apart = confident(0.5, 0.49, 0.48)
+    assert steps_of(apart, "credit", 3, threshold=1.0) == [1, 2, 3]

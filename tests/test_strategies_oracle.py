@@ -34,6 +34,15 @@ CASES |= {
     "entropy_threshold": ("entropy_threshold", {}),
     "entropy_threshold 0.1": ("entropy_threshold", {"threshold": 0.1}),
 }
+CASES |= {
+    "klass": ("klass", {}),
+    "klass, loose": ("klass", {"conf_threshold": 0.6, "kl_threshold": 0.1}),
+    "klass, klass": ("klass", {"conf_threshold": 0.8, "steps": 24, "parity": "klass"}),
+    "prophet": ("prophet", {"answer_start": 20, "limits": (9.0, 7.0, 5.0), "steps": 24}),
+    "prophet, everywhere": ("prophet", {"limits": (12.0, 11.0, 10.0), "constraints": {30: 9, 31: 10}}),
+    "credit": ("credit", {}),
+    "credit 0.7": ("credit", {"threshold": 0.7, "alpha": 1.5}),
+}
 SHORT = {"max_new_tokens": 48, "block_length": 16}
 PROMPTS = 40
 
@@ -72,7 +81,19 @@ def test_bundled_model_forty_prompts(tiny, tiny_prompts, name):
 # --- ragged batches of random models, in float64 ----------------------------------------------------------------------
 
 
-def full_options(rng: random.Random, blocks: int) -> dict[str, Any]:
+def prophet_options(rng: random.Random, blocks: int, new: int) -> dict[str, Any]:
+    window = rng.randint(1, 3)
+    some = rng.sample(range(new), min(rng.choice([0, 0, 1, 3, 6]), new - 1))
+    return {
+        "answer_start": rng.choice([None, rng.randint(0, new - window)]) if window <= new else None,
+        "window": window,
+        "limits": [rng.choice([0.5, 2.0, 5.0, 9.0]) for _ in range(3)],
+        "constraints": {i: rng.randrange(3, 23) for i in some},
+        "steps": rng.choice([None, rng.randint(1, 7) * blocks]),
+    }
+
+
+def full_options(rng: random.Random, blocks: int, new: int) -> dict[str, Any]:
     return {
         "steps": rng.choice([None, rng.randint(1, 7) * blocks]),
         "remasking": rng.choice(["low_confidence", "low_confidence", "random"]),
@@ -82,15 +103,33 @@ def full_options(rng: random.Random, blocks: int) -> dict[str, Any]:
     }
 
 
-OPTIONS: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
+OPTIONS: dict[str, Callable[[random.Random, int, int], dict[str, Any]]] = {
     "full": full_options,
-    "threshold": lambda rng, blocks: {
+    "threshold": lambda rng, blocks, new: {
         "threshold": rng.choice([0.3, 0.6, 0.9]),
         "parity": rng.choice([None, "fast_dllm"]),
     },
-    "factor": lambda rng, blocks: {"factor": rng.choice([0.5, 1.0, 2.5]), "parity": rng.choice([None, "fast_dllm"])},
-    "entropy": lambda rng, blocks: {"gamma": rng.choice([0.0, 0.5, 2.0])},
-    "entropy_threshold": lambda rng, blocks: {"threshold": rng.choice([0.1, 0.8, 1.5])},
+    "factor": lambda rng, blocks, new: {
+        "factor": rng.choice([0.5, 1.0, 2.5]),
+        "parity": rng.choice([None, "fast_dllm"]),
+    },
+    "entropy": lambda rng, blocks, new: {"gamma": rng.choice([0.0, 0.5, 2.0])},
+    "klass": lambda rng, blocks, new: {
+        "conf_threshold": rng.choice([0.3, 0.6]),
+        "kl_threshold": rng.choice([0.01, 0.1, 0.5]),
+        "history": rng.choice([1, 2, 3]),
+        "steps": rng.choice([None, rng.randint(1, 5) * blocks]),
+        "select": rng.choice(["all", "all", "confident", "kl", "random"]),
+        "parity": rng.choice([None, "klass"]),
+    },
+    "prophet": prophet_options,
+    "credit": lambda rng, blocks, new: {
+        "threshold": rng.choice([0.4, 0.7]),
+        "alpha": rng.choice([0.7, 3.0]),
+        "beta": rng.choice([0.8, 0.0, 1.0]),
+        "gamma": rng.choice([0.2, 2.0]),
+    },
+    "entropy_threshold": lambda rng, blocks, new: {"threshold": rng.choice([0.1, 0.8, 1.5])},
 }
 
 
@@ -98,7 +137,7 @@ def check_random_case(strategy: str, seed: int) -> Any:
     """Decode three ragged prompts in one batch, and compare each with the independent decoder."""
     rng = random.Random(seed)
     new, block = rng.randint(1, 16), rng.randint(1, 9)
-    options = OPTIONS[strategy](rng, -(-new // block))
+    options = OPTIONS[strategy](rng, -(-new // block), new)
     if options.get("remasking") == "random":
         options["parity"] = None
     canvas = {"max_new_tokens": new, "block_length": block, "early_stop": rng.random() < 0.7}

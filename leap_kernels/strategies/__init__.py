@@ -2,27 +2,33 @@
 """Decoding rules, one file a published rule."""
 
 from .base import BaseRule, Decision, Strategy, View
+from .credit import Credit
 from .entropy import Entropy
 from .entropy_threshold import EntropyThreshold
 from .factor import Factor
 from .full import Full
+from .klass import Klass
 from .leap import Leap
+from .prophet import Prophet
 from .threshold import Threshold
 
 __all__ = [
     "STRATEGIES",
     "BaseRule",
+    "Credit",
     "Decision",
     "Entropy",
     "EntropyThreshold",
     "Factor",
     "Full",
+    "Klass",
     "Leap",
+    "Prophet",
     "Strategy",
     "Threshold",
     "View",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    rule.name: rule for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Leap)
+    rule.name: rule for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Leap)
 }

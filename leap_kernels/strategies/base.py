@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ConfigError, expected
 from ..ops import CONFIDENT, FORCED, Superposed, Switches
 from ..ops.validation import number
+from ..sampling import uniform
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANDIDATES",
+    "CANVAS",
+    "NEXT_BLOCK",
     "BaseRule",
     "Decision",
     "Strategy",
@@ -29,13 +32,14 @@ __all__ = [
     "check_count",
     "check_range",
     "even_share",
+    "noise",
     "ranks",
     "reasons",
     "schedule",
     "steps_per_block",
 ]
 
-CANDIDATES = "candidates"
+CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,11 @@ class Decision:
     token: Tensor
     """(B, T) int64."""
     reason: Tensor
-    """(B, T) int32: 0 leaves the target masked; 1 confident, 2 converged, 3 forced."""
+    """(B, T) int32: 0 leaves a position as it is; 1 confident, 2 converged, 3 forced."""
+    confidence: Tensor | None = None
+    """(B, T) float32: the tokens' probabilities, for the history; None is `stats.prob1`."""
+    column: Tensor | None = None
+    """(B, T') int64 columns of the canvas, -1 for none, to which the others then belong; None is `view.targets`."""
 
 
 class Strategy:
@@ -82,8 +90,9 @@ class Strategy:
 
     name: ClassVar[str] = "custom"
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Statistics that cost something and are computed only for rules that name them: "candidates" has the loop keep
-    the tokens with p >= `eta` of each forward for the next one."""
+    """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
+    p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
+    are read, which caches and block-causal models do not always compute."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
     parity: str | None = None
@@ -115,6 +124,12 @@ class Strategy:
         """Which targets to commit, and with which token."""
         raise TypeError(f"{type(self).__name__} is a Strategy without an accept(stats, view, state) method.")
 
+    def look_into(self, state: Any, sample: Tensor, column: Tensor, logits: Tensor) -> None:
+        """What the forward just made predicts in blocks that samples have entered: (n,), (n,) and (n, V).
+
+        Called for rules that need "next block", where that forward computed all rows of the block.
+        """
+
     def leaving(self, canvas: Canvas, state: Any) -> list[int]:
         """Samples (indices of the batch) that leave their block after this forward: those without a mask in it."""
         return [i for i, left in enumerate(canvas.left) if not left]
@@ -140,6 +155,13 @@ class BaseRule(Strategy):
 
 
 # --- what several rules share ----------------------------------------------------------------------------------------
+
+
+def noise(view: View) -> Tensor:
+    """(B, T) uniforms in (0, 1) from the samples' seeds, the step and the targets' positions."""
+    pos = view.pos.gather(1, view.targets.clamp(min=0).long()).long()
+    no_token = torch.tensor(-1)  # where tokens are drawn, an id stands here
+    return uniform(view.seeds[:, None], view.step, pos, no_token)
 
 
 def ranks(score: Tensor, targets: Tensor) -> Tensor:

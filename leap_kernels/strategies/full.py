@@ -12,16 +12,13 @@ from torch import Tensor
 
 from ..errors import ConfigError, expected
 from ..ops import FORCED
-from ..sampling import uniform
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_choice, check_count, ranks, schedule, steps_per_block
+from .base import Decision, Strategy, View, check_choice, check_count, noise, ranks, schedule, steps_per_block
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
 
 __all__ = ["Full"]
-
-NO_TOKEN = -1  # the word of the hash that stands for a token, where a draw is not about one
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Full(Strategy):
         elif self.parity:
             score = torch.rand(view.ids.shape, device=column.device).gather(1, column)
         else:
-            score = uniform(view.seeds[:, None], view.step, view.pos.gather(1, column).long(), torch.tensor(NO_TOKEN))
+            score = noise(view)
         if not self.defer_tokens or (self.parity and self.remasking == "random"):
             return score
         ids = torch.tensor(self.defer_tokens, device=column.device)
@@ -86,5 +83,5 @@ class Full(Strategy):
         # LLaDA's code masks the first id in the noised logits and the others in those that give the confidence; without
         # temperature both are one tensor. The confidence is then that of a softmax without these ids.
         ids = ids[1:] if view.temperature > 0 else ids
-        kept = stats.logits.float().index_fill(1, torch.cat([stats.suppress, ids]), float("-inf"))
+        kept = stats.logits.float().index_fill(1, torch.cat([stats.forward.suppress, ids]), float("-inf"))
         return stats.spread(kept.softmax(1).gather(1, stats.flat(stats.top1)[:, None])[:, 0])
