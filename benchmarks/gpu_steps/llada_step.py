@@ -13,6 +13,7 @@ and the stock layers of transformers, and shows what such a cache could reach.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ class Steps:
             ids, self.plain_rows.pos, torch.where(committed, -1, self.targets), top.ids[None, :n], top.counts[None, :n],
             mask_id=self.spec.mask_token_id, backend=self.backend,
         )  # fmt: skip
-        return self.plain_rows.append(extra, self.width).token, verdict
+        return replace(self.plain_rows, token=ids).append(extra, self.width).token, verdict
 
     def torch_only(self) -> Any:
         """The plain loop in stock torch: SDPA without a mask, the head on the masked rows alone, softmax, threshold.
