@@ -12,7 +12,8 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS)
+# pytest-benchmark is for `pytest benchmarks/` and warns where tests run in several processes.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) -p no:benchmark
 UNIT := tests --ignore=tests/interpret --ignore=tests/aot
 CPU := not slow and not gpu
 

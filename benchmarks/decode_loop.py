@@ -14,7 +14,6 @@ import argparse
 import csv
 import platform
 import statistics
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,20 +21,11 @@ import torch
 import transformers
 
 import leap_kernels
+from leap_kernels.bench.session import commit
 from leap_kernels.models.tiny import problems
 
 STRATEGIES = ("full", "threshold", "leap")
 LIMIT = 0.25
-
-
-def commit() -> str:
-    """The commit the figures belong to, with a + when the tree differs from it."""
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def measure(device: str, count: int, runs: int) -> dict[str, list[dict[str, float]]]:

@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_decode(commands)
     _add_env(commands)
+    _add_check(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -162,6 +164,41 @@ def _add_env(commands: Any) -> None:
     parser.set_defaults(run=_env)
 
 
+def _add_check(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "check",
+        "Run each op on each backend against float64; exit 1 when a result is wrong.",
+        ["leap-kernels check", "leap-kernels check --backend reference --json"],
+    )
+    parser.add_argument("--backend", metavar="NAME", help="this backend only (default: all that there are)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(run=_check)
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "bench",
+        "Time an op beside its fair baselines, and what a call of it costs the host.",
+        ["leap-kernels bench top_eta", "leap-kernels bench top_eta --shape rows=64 vocab=151936 --csv times.csv",
+         "leap-kernels bench superposed_attention --shape full --device cuda", "leap-kernels bench all"],
+    )  # fmt: skip
+    add = parser.add_argument
+    add("op", metavar="OP", help="top_eta, superpose, ...: a function of leap_kernels.ops; or all")
+    add(
+        "--shape",
+        nargs="+",
+        default=[],
+        metavar="NAME|DIM=N",
+        help="a named shape of the op, and changes to it (default: LLaDA-8B's; on a GPU all named ones)",
+    )
+    add("--dtype", default="auto", help="auto (default: bfloat16 on a GPU, float32 on a CPU), float16, ...")
+    add("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
+    add("--csv", metavar="FILE", help="append what was measured to FILE")
+    parser.set_defaults(run=_bench)
+
+
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
@@ -175,6 +212,18 @@ def _env(args: argparse.Namespace) -> int:
     from . import env
 
     return env.main(as_json=args.json)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from . import check
+
+    return check.main(args.backend, as_json=args.json)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench import timing
+
+    return timing.main(args.op, shape=args.shape, dtype=args.dtype, device=device_of(args.device), csv_file=args.csv)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decode step at LLaDA-8B's shape: random weights, 1024 columns of which the last block of 32 is masked.
+
+    plain              1024 base rows
+    superposed         the same, 32 mask copies and 128 candidates behind them: 1184 rows
+    superposed, block  only the block's and the appended rows (192), over a K/V store that a forward has filled
+
+Random weights have no candidates, so the appended rows are made up: the step superposes what its own predictions give
+and throws that away. The package has no K/V cache yet: the third step is put together here, from `superposed_attention`
+and the stock layers of transformers, and shows what such a cache could reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leap_kernels import Rows, decode
+from leap_kernels.bench.cases import Cost
+from leap_kernels.bench.device import Times
+from leap_kernels.models.backbone import TransformersBackbone
+from leap_kernels.models.registry import entry_for
+from leap_kernels.ops import Switches, check_consistency, superpose, superposed_attention, top_eta
+
+from .context import Context
+
+__all__ = ["Steps", "run"]
+
+# What LLaDA-8B-Instruct's config.json says, as far as it decides shapes.
+LLADA_8B: dict[str, Any] = {
+    "architectures": ["LLaDAModelLM"], "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32,
+    "mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464, "max_sequence_length": 4096,
+    "rope_theta": 500000.0, "rope_full_precision": True, "mask_token_id": 126336, "eos_token_id": 126081,
+    "pad_token_id": 126081,
+}  # fmt: skip
+SMALL = LLADA_8B | {
+    "d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 48, "embedding_size": 211,
+    "vocab_size": 211, "max_sequence_length": 512, "mask_token_id": 200, "eos_token_id": 201, "pad_token_id": 201,
+}  # fmt: skip
+
+ETA, PER_TARGET = 0.2, 4
+STORE = "leap_bench_store"
+
+
+class Store:
+    """Keys and values of every layer, one slot a row; a forward overwrites the slots of its rows."""
+
+    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        size = config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 1, config.num_key_value_heads, slots, size)
+        self.k, self.v = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
+        self.rows: Rows | None = None  # all of them, whether recomputed or not
+        self.first = 0  # this forward's rows are those from here on
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
+        dropout: float = 0.0, **other: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        rows, layer, first = self.rows, module.layer_idx, self.first
+        assert rows is not None
+        k, v = self.k[layer], self.v[layer]
+        k[:, :, first:], v[:, :, first:] = key, value
+        out = superposed_attention(
+            query.to(v.dtype), k, v,
+            q_pos=rows.pos[:, first:], q_hide=rows.hide[:, first:], q_kind=rows.kind[:, first:],
+            q_slot=rows.slot[:, first:], k_pos=rows.pos, k_kind=rows.kind, k_hide=rows.hide,
+            scale=scaling, switches=Switches(), backend=rows.backend,
+        ).out  # fmt: skip
+        return out.transpose(1, 2).contiguous(), None
+
+
+class Steps:
+    """The model and its steps; a context manager, because the loop's backbone is one."""
+
+    def __init__(
+        self, raw: dict[str, Any], device: torch.device, dtype: torch.dtype, backend: str, columns: int, block: int
+    ) -> None:
+        from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+
+        _, entry = entry_for(raw)
+        self.spec, self.dtype, self.device, self.backend = entry.spec(raw), dtype, device, backend
+        torch.manual_seed(0)
+        with torch.device(device):
+            self.model = LlamaForCausalLM._from_config(
+                LlamaConfig(**entry.config(raw)), dtype=dtype, attn_implementation="sdpa"
+            ).eval()
+        self.backbone = TransformersBackbone(self.model, self.spec)
+
+        g = torch.Generator().manual_seed(0)
+        mask, vocab = self.spec.mask_token_id, raw["embedding_size"]
+        ids = torch.randint(0, mask, (1, columns), generator=g)
+        ids[:, -block:] = mask
+        targets = torch.arange(columns - block, columns, dtype=torch.int32)[None]
+        k = int((1 + 1e-5) / ETA)
+        cand_ids = torch.randint(0, mask, (1, block, k), generator=g)
+        self.ids, self.targets = ids.to(device), targets.to(device)
+        self.suppress = torch.tensor([mask], device=device)
+        self.plain_rows = Rows.plain(self.ids, self.spec)
+        self.plain_rows.backend = backend
+        counts = torch.full((1, block), PER_TARGET, dtype=torch.int32, device=device)
+        extra = superpose(
+            self.ids, self.plain_rows.pos, self.targets, cand_ids.to(device), counts, mask_id=mask, backend=backend
+        )
+        self.width = block * (1 + PER_TARGET)
+        self.rows = self.plain_rows.append(extra, self.width)
+        self.no_copy = (torch.full_like(self.targets, -1).long(), torch.zeros_like(self.targets, dtype=torch.float32))
+
+        column = self.targets[0].long()
+        self.deciding = torch.cat([column, columns + extra.copy_row[0].long()])
+        self.masked, self.first = column, columns - block
+        self.store = Store(self.model.config, columns + self.width, device, dtype)
+        self.store.rows = self.rows
+        AttentionInterface.register(STORE, self.store.attend)
+        AttentionMaskInterface.register(STORE, lambda *args, **options: None)
+        self.head_weights = vocab * raw["d_model"]
+        # The embedding, as large as the head, is looked up and not read.
+        self.body_weights = sum(p.numel() for p in self.model.parameters()) - 2 * self.head_weights
+
+    @classmethod
+    def small(cls, device: torch.device) -> Steps:
+        """A few thousand parameters, and rows by the dozen."""
+        return cls(SMALL, device, torch.float32, "triton", columns=40, block=4)
+
+    @classmethod
+    def llada(cls, device: torch.device) -> Steps:
+        return cls(LLADA_8B, device, torch.bfloat16, "triton", columns=1024, block=32)
+
+    def __enter__(self) -> Steps:
+        self.backbone.__enter__()
+        with torch.inference_mode():
+            self.stored_body(self.rows, 0)  # fills the store
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.backbone.__exit__(*error)
+
+    # --- forwards: rows in, logits of the deciding rows out
+
+    def stored_body(self, rows: Rows, first: int) -> Tensor:
+        """The stock body on the rows from `first` on, keys and values of all rows from the store."""
+        config, self.store.first = self.model.config, first
+        before, config._attn_implementation_internal = config._attn_implementation_internal, STORE
+        try:
+            return self.model.base_model(
+                input_ids=rows.token[:, first:],
+                attention_mask=torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device),
+                position_ids=rows.pos[:, first:], use_cache=False, is_causal=False,
+            ).last_hidden_state  # fmt: skip
+        finally:
+            config._attn_implementation_internal = before
+
+    def forward_plain(self) -> Tensor:
+        return self.backbone.head(self.backbone.body(self.plain_rows)[0, self.masked])
+
+    def forward_superposed(self) -> Tensor:
+        return self.backbone.head(self.backbone.body(self.rows)[0, self.deciding])
+
+    def forward_block(self) -> Tensor:
+        return self.backbone.head(self.stored_body(self.rows, self.first)[0, self.deciding - self.first])
+
+    # --- steps: a forward, then what decoding adds to it
+
+    def decide(self, logits: Tensor, superposes: bool) -> Any:
+        """Statistics, decision, commit and, for LEAP, the rows of the next forward."""
+        n = self.targets.shape[1]
+        top = top_eta(logits, ETA, suppress=self.suppress, backend=self.backend)
+        copies = (top.top1[None, n:], top.prob1[None, n:]) if superposes else self.no_copy
+        verdict = check_consistency(
+            self.targets, top.top1[None, :n], top.prob1[None, :n], *copies, backend=self.backend
+        )
+        committed = verdict.reason > 0
+        ids = self.ids.index_copy(1, self.masked, torch.where(committed, top.top1[None, :n], self.ids[:, self.masked]))
+        if not superposes:
+            return ids, verdict
+        extra = superpose(
+            ids, self.plain_rows.pos, torch.where(committed, -1, self.targets), top.ids[None, :n], top.counts[None, :n],
+            mask_id=self.spec.mask_token_id, backend=self.backend,
+        )  # fmt: skip
+        return replace(self.plain_rows, token=ids).append(extra, self.width).token, verdict
+
+    def torch_only(self) -> Any:
+        """The plain loop in stock torch: SDPA without a mask, the head on the masked rows alone, softmax, threshold.
+
+        (Without `leap=` the "leap" attention is transformers' own SDPA.)
+        """
+        hidden = self.model.base_model(input_ids=self.ids, use_cache=False, is_causal=False).last_hidden_state
+        prob, token = torch.softmax(self.model.lm_head(hidden[0, self.masked]), -1, dtype=torch.float32).max(-1)
+        commit = (prob > 0.9) | (prob == prob.max())
+        return self.ids.index_copy(1, self.masked, torch.where(commit, token, self.ids[0, self.masked])[None])
+
+    def all(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "plain": lambda: self.decide(self.forward_plain(), False),
+            "superposed": lambda: self.decide(self.forward_superposed(), True),
+            "superposed, block over a filled store": lambda: self.decide(self.forward_block(), True),
+        }
+
+    def forwards(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "plain": self.forward_plain,
+            "superposed": self.forward_superposed,
+            "superposed, block over a filled store": self.forward_block,
+        }
+
+    def work(self, name: str) -> tuple[dict[str, int], Cost]:
+        """Rows, slots, and the least a forward of this kind does: weights once, K/V once, two operations a weight."""
+        config = self.model.config
+        slots = self.plain_rows.base if name.startswith("plain") else self.rows.pos.shape[1]
+        rows = slots - self.first if "block" in name else slots
+        deciding = len(self.masked if name.startswith("plain") else self.deciding)
+        pairs = config.num_hidden_layers * config.hidden_size * rows * slots
+        flops = 2 * self.body_weights * rows + 2 * self.head_weights * deciding + 4 * pairs
+        size = torch.finfo(self.dtype).bits // 8
+        kv = 2 * config.num_hidden_layers * slots * config.num_key_value_heads * config.head_dim
+        return {"rows": rows, "slots": slots}, Cost((self.body_weights + self.head_weights + kv) * size, flops)
+
+
+def run(context: Context) -> str:
+    """Milliseconds of each step, eager and in a graph, and the share that is not the model's forward."""
+    device, session, told, problems = context.device, context.session, [], []
+    made = Steps.small(device.torch) if context.dry else Steps.llada(device.torch)
+    label = "decode step at LLaDA-8B's shape, random weights"
+    ways = {"events" if device.is_gpu else "clock": device.times, "graph": lambda call: device.graph_times([call])}
+    with torch.inference_mode(), made as steps:
+        full, part = steps.backbone.body(steps.rows), steps.stored_body(steps.rows, steps.first)
+        off = (full[:, steps.first :].float() - part.float()).abs().max() / full.float().abs().max()
+        print(f"block over a filled store against the full forward: off by {float(off):.2g} of the largest value")
+        forwards, dtype = steps.forwards(), steps.dtype
+        for name, step in {"plain, torch only": steps.torch_only, **steps.all()}.items():
+            shape, cost = steps.work(name)
+            for how, measure in ways.items():
+                try:
+                    whole = measure(step)
+                    session.add(label, name, shape, dtype, how, whole, cost)
+                    line = f"{name} {how} {whole.median / 1e3:.3g} ms"
+                    if name in forwards:
+                        forward = measure(forwards[name])
+                        session.add(label, f"{name}: forward alone", shape, dtype, how, forward, cost)
+                        line += f" ({1 - forward.median / whole.median:.1%} not the forward)"
+                    print(line)
+                    told.append(line)
+                except (
+                    Exception
+                ) as error:  # a step that cannot be captured can still be timed eagerly, and the others too
+                    problems.append(f"{name}, {how}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        loop = _loop(context, steps)
+        session.add(label, "the decode loop, threshold, a forward", steps.work("plain")[0], dtype, "host", loop)
+        told.append(f"the decode loop, threshold {loop.median / 1e3:.3g} ms a forward")
+    print("\n".join(problems))
+    return "; ".join(told + [f"NOT MEASURED: {problem}" for problem in problems])
+
+
+def _loop(context: Context, steps: Steps) -> Times:
+    """`decode` itself on the same model and length: one block, wall time over forwards."""
+    new = len(steps.masked)
+    prompt = steps.ids[0, :-new]
+    options = {"strategy": "threshold", "max_new_tokens": new, "block_length": new, "early_stop": False}
+    if not context.dry:
+        decode(steps.model, prompt, spec=steps.spec, **options)
+    out = decode(steps.model, prompt, spec=steps.spec, **options)
+    spent = out.timing.total / int(out.nfe[0]) * 1e6
+    return Times(spent, spent, spent)
