@@ -74,7 +74,8 @@ def attend(
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
     if leap.stored is not None:
         used = leap.keys[0].shape[1]
-        key, value = leap.stored.store.write(module.layer_idx, leap.slot, key, value, used)
+        layer: Any = module.layer_idx
+        key, value = leap.stored.store.write(layer, leap.slot, key, value, used)
     k_pos, k_kind, k_hide = leap.keys
     if leap.dense:
         mask = leap.mask
