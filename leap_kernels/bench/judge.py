@@ -42,8 +42,10 @@ def judge(case: Case, inputs: Inputs, got: Any, backend: str) -> list[Verdict]:
     """One verdict for each output that the op has given for `inputs` on `backend`."""
     honest = [case.plain(inputs)]
     if backend != "reference":
-        honest.append(case.call(inputs, "reference"))
-    return [_one(*entry) for entry in zip(got._fields, got, zip(*honest, strict=True), case.truth(inputs), strict=True)]
+        reference = case.call(inputs, "reference")
+        honest.append((reference,) if isinstance(reference, Tensor) else reference)
+    got, names = ((got,), (case.op,)) if isinstance(got, Tensor) else (got, got._fields)
+    return [_one(*entry) for entry in zip(names, got, zip(*honest, strict=True), case.truth(inputs), strict=True)]
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
