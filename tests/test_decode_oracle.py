@@ -45,8 +45,20 @@ def test_bundled_model_gives_the_oracles_tokens(tiny, tiny_prompts, original, st
             check_trained(tiny, forward, prompt, strategy)
 
 
-def check_trained(model, forward, prompt, strategy) -> None:
-    oracle = decode_one(forward, prompt, mask_id=1, eos_ids=(2,), pad_id=0, max_new_tokens=96, strategy=strategy)
+@pytest.mark.parametrize("strategy", ["leap", "threshold", "full"])
+def test_a_trained_shifted_model_gives_the_oracles_tokens(tiny_prompts, strategy):
+    """Dream's form, trained on the same problems: row i - 1 predicts token i."""
+    dream = leap_kernels.load(DATA / "tiny_dream")
+    assert dream.leap_spec.shift == 1
+    forward = Plain.from_folder(DATA / "tiny_dream")
+    for prompts in tiny_prompts.values():
+        for prompt in prompts[: {"full": 1, "threshold": 2, "leap": 3}[strategy]]:
+            check_trained(dream, forward, prompt, strategy, shift=1)
+
+
+def check_trained(model, forward, prompt, strategy, **shift) -> None:
+    settings = {"mask_id": 1, "eos_ids": (2,), "pad_id": 0, "max_new_tokens": 96, "strategy": strategy}
+    oracle = decode_one(forward, prompt, **settings, **shift)
     out = decode(model, torch.tensor(prompt), strategy=strategy)
     # `full` orders tokens whose float32 confidences are all but 1; that order is rounding, the tokens are not.
     assert_same(out, oracle, steps=strategy != "full")

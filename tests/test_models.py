@@ -140,10 +140,11 @@ def test_a_loaded_model_is_ready_to_decode(llada: Any) -> None:
     assert model.device.type == "cpu"
 
 
-def test_the_bundled_model_equals_its_plain_implementation() -> None:
-    """`load("tiny")`, with padding: two prompts in one batch, each as if it were alone. The limit is for logits of
-    order one, as random models have them; a trained model's are larger, and so is their rounding."""
-    model, plain = leap_kernels.load("tiny"), Plain.from_folder(TINY)
+@pytest.mark.parametrize("folder", [TINY, DATA / "tiny_dream"], ids=["LLaDA", "Dream"])
+def test_trained_models_equal_their_plain_implementation(folder: Path) -> None:
+    """With padding: two prompts in one batch, each as if it were alone. The limit is for logits of order one, as
+    random models have them; a trained model's are larger, and so is their rounding."""
+    model, plain = leap_kernels.load(folder), Plain.from_folder(folder)
     words = leap_kernels.load_tokenizer("tiny")
     prompts = words([problems()[0].prompt, problems()[-1].prompt])["input_ids"]
     width = max(map(len, prompts)) + 20

@@ -199,7 +199,7 @@ def test_drills_hide_results_and_little_else():
 # --- training and export --------------------------------------------------------------------------------------------
 
 SMALL = train.Settings(
-    layers=1, width=32, heads=2, mlp=48, batch=4, steps=4, warmup=1, stages=(train.Stage(1.0, 2, 72, 0.25),)
+    layers=1, width=32, heads=2, mlp=48, batch=4, steps=4, warmup=1, stages=(train.Stage(4, 2, 72, 0.25),)
 )
 
 

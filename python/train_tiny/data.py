@@ -5,7 +5,7 @@
 
 Every answer is a chain: a later token follows from earlier ones, so that not all of it is known in one forward.
 `story` adds up what somebody has, event by event; `code` writes a function and tests it on two inputs of its own
-choice; `bill` turns an order into JSON, its items in any order. A family's length depends on its prompt alone, never on
+choice; `bill` turns an order into JSON, count or price first. A family's length depends on its prompt alone, never on
 a computed value: numbers up to 99 are one token each, so that a masked token's position says what kind of token it is.
 """
 
@@ -144,25 +144,24 @@ def _trace(steps: list[tuple[str, str, int]], x: int) -> list[int]:
 def bill(rng: random.Random, n: int) -> Sample:
     """Ben buys 2 apples at 3, 4 pens at 5, ... -> JSON with the cost of each item and the running sum."""
     while True:
-        things = rng.sample(THINGS, n)
-        counts = rng.sample(range(2, 6), n)  # no number twice, so that any field tells which item it belongs to
-        prices = rng.sample(range(2, 10), n)
-        items = list(zip(things, counts, prices, strict=True))
+        items = [(thing, rng.randint(2, 5), rng.randint(2, 9)) for thing in rng.sample(THINGS, n)]
         if sum(count * price for _, count, price in items) <= LARGEST:
             break
     order = " , ".join(f"{count} {thing} at {price}" for thing, count, price in items)
-    prompt = f"{rng.choice(list(PEOPLE))} buys {order} . Write the bill as JSON , in any order ."
+    prompt = f"{rng.choice(list(PEOPLE))} buys {order} . Write the bill as JSON ."
     answer = _Answer()
     answer.easy('{ "items": [')
     total = 0
-    for i, (thing, count, price) in enumerate(rng.sample(items, n)):
+    for i, (thing, count, price) in enumerate(items):
         total += count * price
-        answer.easy('{ "item": "')
-        answer.work(thing)
-        answer.easy('"')
-        for key, value in {"count": count, "price": price, "cost": count * price}.items():
-            answer.easy(f', "{key}":')
-            answer.work(value)
+        answer.easy(f'{{ "item": " {thing} " ,')
+        # Either may come first; the two keys are one choice.
+        (key, value), (other, other_value) = rng.sample([("count", count), ("price", price)], 2)
+        choice = answer.work(f'"{key}":')
+        answer.easy(f"{value} ,")
+        answer.work(f'"{other}":', again=choice)
+        answer.easy(f'{other_value} , "cost":')
+        answer.work(count * price)
         answer.easy(', "sum":')
         running = answer.work(total)
         answer.easy("} ," if i < n - 1 else "} ]")

@@ -59,7 +59,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 Record = dict[str, Any]
 
 
-def collect(path: str, out: Path, only: Sequence[str], count: int, batch: int, dtype: str) -> list[Record]:
+def collect(
+    path: str, out: Path, only: Sequence[str], count: int, batch: int, dtype: str, cache: str = "none"
+) -> list[Record]:
     """Decode what out/records.jsonl does not hold yet; all its records."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "records.jsonl"
@@ -75,7 +77,7 @@ def collect(path: str, out: Path, only: Sequence[str], count: int, batch: int, d
                 for start in range(0, len(todo), batch):
                     part = todo[start : start + batch]
                     ids = [torch.tensor(tokenizer(p.prompt)["input_ids"]) for p in part]
-                    decoded = leap_kernels.decode(model, ids, **STRATEGIES[name])
+                    decoded = leap_kernels.decode(model, ids, cache=cache, **STRATEGIES[name])
                     for i, (problem, text) in enumerate(zip(part, decoded.text(tokenizer), strict=True)):
                         record = {
                             "strategy": name,
@@ -231,10 +233,11 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=300, help="of each family")
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--cache", default="none", help="give each cache an --out of its own")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    records = collect(args.model, args.out, args.only, args.problems, args.batch, args.dtype)
+    records = collect(args.model, args.out, args.only, args.problems, args.batch, args.dtype, args.cache)
     rows = summarise(records)
     fields = list(dict.fromkeys(key for row in rows for key in row))
     with (args.out / "summary.csv").open("w", newline="") as file:

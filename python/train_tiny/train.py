@@ -41,8 +41,8 @@ SAVE = 250  # steps between two checkpoints
 class Stage:
     """What a part of a run trains on."""
 
-    until: float
-    """Share of all steps at which it ends."""
+    until: int
+    """The step at which it ends; the last one lasts to the end."""
     largest: int | None
     """Problems of 1 up to so many events, operations or items; None for problems as they are."""
     length: int
@@ -65,17 +65,17 @@ class Settings:
     """Embedding rows, at least the vocabulary."""
     rope_theta: float = 10000.0
     stages: tuple[Stage, ...] = (
-        Stage(until=0.08, largest=1, length=56, drills=0.25),
-        Stage(until=0.18, largest=2, length=72, drills=0.2),
-        Stage(until=0.35, largest=4, length=116, drills=0.15),
-        Stage(until=0.9, largest=None, length=116, drills=0.1),
-        Stage(until=1.0, largest=None, length=136, drills=0.05),
+        Stage(until=520, largest=1, length=56, drills=0.25),
+        Stage(until=1170, largest=2, length=72, drills=0.2),
+        Stage(until=2000, largest=4, length=116, drills=0.15),
+        Stage(until=4100, largest=None, length=116, drills=0.1),
+        Stage(until=4500, largest=None, length=136, drills=0.05),
     )
     """Copying is learned on problems of one part, or not for a long time; arithmetic where nothing else is at stake."""
     families: tuple[str, ...] = tuple(FAMILIES)
     """Families of training samples, in turn; one that is said more often is seen more often."""
     batch: int = 64
-    steps: int = 9000
+    steps: int = 4500
     warmup: int = 100
     decay: float = 0.6
     """Share of the steps in which the rate falls to nothing."""
@@ -106,7 +106,20 @@ class Settings:
         )
 
 
-SHIFTED = Settings(shifted=True, layers=4, width=192, heads=6, mlp=512)
+SHIFTED = Settings(
+    shifted=True,
+    layers=4,
+    width=192,
+    heads=6,
+    mlp=512,
+    steps=800,
+    stages=(
+        Stage(until=300, largest=1, length=56, drills=0.25),
+        Stage(until=500, largest=2, length=72, drills=0.2),
+        Stage(until=650, largest=4, length=116, drills=0.15),
+        Stage(until=800, largest=None, length=116, drills=0.1),
+    ),
+)
 
 
 def new_model(settings: Settings) -> Any:
@@ -160,7 +173,7 @@ class Batches:
     def at(self, step: int) -> tuple[Tensor, ...]:
         """ids, masked ids, weights, hard (B, S) and family (B,)."""
         s = self._settings
-        stage = next(stage for stage in s.stages if step < stage.until * s.steps)
+        stage = next((stage for stage in s.stages if step < stage.until), s.stages[-1])
         length, first, drills = stage.length, s.first_sample + step * s.batch, round(stage.drills * s.batch)
         samples = [training_sample(s.seed, first + i, stage.largest, s.families) for i in range(s.batch - drills)]
         samples += [drill(s.seed, first + i, length) for i in range(drills)]

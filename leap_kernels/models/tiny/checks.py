@@ -2,7 +2,7 @@
 """What an answer of the bundled model comes to: a story is read, a function is run, a bill is added up.
 
 Each check takes a decoded text and returns what it comes to in words, or None for a text that comes to nothing. Two
-right texts for the same prompt (a bill in another order, a function tested on other inputs) come to the same.
+right texts for the same prompt (a bill with other keys first, a function tested on other inputs) come to the same.
 """
 
 from __future__ import annotations
