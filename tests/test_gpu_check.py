@@ -142,7 +142,7 @@ def test_later_steps_keep_their_time(check: Any) -> None:
     check({}, "--seconds", str(expected))
     assert check.limits["against float64"] == pytest.approx(listed["against float64"].expected + 10, abs=3)
     check({}, "--seconds", "6")
-    assert set(check.limits.values()) == {5}
+    assert set(list(check.limits.values())[:-1]) == {5}
     outcome = gpu_check._run(gpu_check._arguments([]), steps()[-1], Path(), Path(), 4.9)
     assert (outcome.status, outcome.bad) == ("no time", True)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from leap_kernels.models.backbone import TransformersBackbone
 from leap_kernels.models.registry import entry_for
 from leap_kernels.ops import Switches, check_consistency, superpose, superposed_attention, top_eta
 
-from .context import Context
+from .context import Context, Failed
 
 __all__ = ["Steps", "run"]
 
@@ -42,6 +43,7 @@ SMALL = LLADA_8B | {
     "vocab_size": 211, "max_sequence_length": 512, "mask_token_id": 200, "eos_token_id": 201, "pad_token_id": 201,
 }  # fmt: skip
 
+LABEL = "decode step at LLaDA-8B's shape, random weights"
 ETA, PER_TARGET = 0.2, 4
 STORE = "leap_bench_store"
 
@@ -221,40 +223,54 @@ class Steps:
 
 def run(context: Context) -> str:
     """Milliseconds of each step, eager and in a graph, and the share that is not the model's forward."""
-    device, session, told, problems = context.device, context.session, [], []
+    told, problems = list[str](), list[str]()
+
+    def attempt(name: str, measure: Callable[[], str]) -> None:
+        try:
+            told.append(f"{name} {measure()}")
+            print(told[-1])
+        except Exception as error:  # the others can be measured all the same
+            problems.append(f"NOT MEASURED: {name} {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            print(problems[-1])
+
+    device = context.device
     made = Steps.small(device.torch) if context.dry else Steps.llada(device.torch)
-    label = "decode step at LLaDA-8B's shape, random weights"
-    ways = {"events" if device.is_gpu else "clock": device.times, "graph": lambda call: device.graph_times([call])}
     with torch.inference_mode(), made as steps:
         full, part = steps.backbone.body(steps.rows), steps.stored_body(steps.rows, steps.first)
         off = (full[:, steps.first :].float() - part.float()).abs().max() / full.float().abs().max()
         print(f"block over a filled store against the full forward: off by {float(off):.2g} of the largest value")
-        forwards, dtype = steps.forwards(), steps.dtype
-        for name, step in {"plain, torch only": steps.torch_only, **steps.all()}.items():
-            shape, cost = steps.work(name)
-            for how, measure in ways.items():
-                try:
-                    whole = measure(step)
-                    session.add(label, name, shape, dtype, how, whole, cost)
-                    line = f"{name} {how} {whole.median / 1e3:.3g} ms"
-                    if name in forwards:
-                        forward = measure(forwards[name])
-                        session.add(label, f"{name}: forward alone", shape, dtype, how, forward, cost)
-                        line += f" ({1 - forward.median / whole.median:.1%} not the forward)"
-                    print(line)
-                    told.append(line)
-                except (
-                    Exception
-                ) as error:  # a step that cannot be captured can still be timed eagerly, and the others too
-                    problems.append(f"{name}, {how}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        loop = _loop(context, steps)
-        session.add(label, "the decode loop, threshold, a forward", steps.work("plain")[0], dtype, "host", loop)
-        told.append(f"the decode loop, threshold {loop.median / 1e3:.3g} ms a forward")
-    print("\n".join(problems))
-    return "; ".join(told + [f"NOT MEASURED: {problem}" for problem in problems])
+        every = {"plain, torch only": steps.torch_only, **steps.all()}
+        for name, step in every.items():
+            attempt(f"{name}, eager:", partial(_times, context, steps, name, step, "eager", device.times))
+        attempt("the decode loop, threshold:", partial(_loop, context, steps))
+        # Graphs last: a capture that fails may leave the GPU in no state to go on.
+        for name, step in every.items():
+            in_graph = partial(_in_graph, context)
+            attempt(f"{name}, in a graph:", partial(_times, context, steps, name, step, "graph", in_graph))
+    if problems:
+        raise Failed("\n".join([*told, *problems]))
+    return "\n".join(told)
 
 
-def _loop(context: Context, steps: Steps) -> Times:
+def _in_graph(context: Context, call: Callable[[], Any]) -> Times:
+    return context.device.graph_times([call], rounds=2)
+
+
+def _times(
+    context: Context, steps: Steps, name: str, step: Callable[[], Any], how: str, measure: Callable[..., Times]
+) -> str:
+    """Rows for the step and for its forward alone; what to say of them."""
+    (shape, cost), forwards = steps.work(name), steps.forwards()
+    whole = measure(step)
+    context.session.add(LABEL, name, shape, steps.dtype, how, whole, cost)
+    if name not in forwards:
+        return f"{whole.median / 1e3:.3g} ms"
+    forward = measure(forwards[name])
+    context.session.add(LABEL, f"{name}: forward alone", shape, steps.dtype, how, forward, cost)
+    return f"{whole.median / 1e3:.3g} ms ({1 - forward.median / whole.median:.1%} not the forward)"
+
+
+def _loop(context: Context, steps: Steps) -> str:
     """`decode` itself on the same model and length: one block, wall time over forwards."""
     new = len(steps.masked)
     prompt = steps.ids[0, :-new]
@@ -263,4 +279,6 @@ def _loop(context: Context, steps: Steps) -> Times:
         decode(steps.model, prompt, spec=steps.spec, **options)
     out = decode(steps.model, prompt, spec=steps.spec, **options)
     spent = out.timing.total / int(out.nfe[0]) * 1e6
-    return Times(spent, spent, spent)
+    what, shape = "the decode loop, threshold, a forward", steps.work("plain")[0]
+    context.session.add(LABEL, what, shape, steps.dtype, "host", Times(spent, spent, spent))
+    return f"{spent / 1e3:.3g} ms a forward"
