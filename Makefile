@@ -25,7 +25,7 @@ $(VENV)/.torch: FORCE
 	  $(PYTHON) -m venv $(VENV) && echo "installing $(TORCH) and leap_kernels into $(VENV) ..." && \
 	  $(PIP) $(TORCH) && echo "$(TORCH)" > $@; fi
 
-$(VENV)/.package: $(VENV)/.torch pyproject.toml
+$(VENV)/.package: $(VENV)/.torch pyproject.toml setup.py
 	$(PIP) -e .
 	@touch $@
 
@@ -55,4 +55,4 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info leap_kernels/_C*

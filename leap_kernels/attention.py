@@ -72,11 +72,17 @@ def attend(
     _check_fit(leap, query, other.get("position_ids"))
     if dropout:
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')
+    if leap.stored is not None:
+        used = leap.keys[0].shape[1]
+        layer: Any = module.layer_idx
+        key, value = leap.stored.store.write(layer, leap.slot, key, value, used)
+    k_pos, k_kind, k_hide = leap.keys
     if leap.dense:
         mask = leap.mask
         if leap.padded:  # padding gives 0, and a NaN in it must not reach the others
-            unused = (leap.kind < 0)[:, None, :, None]
-            query, key, value = (t.masked_fill(unused, 0) for t in (query, key, value))
+            unused = (k_kind < 0)[:, None, :, None]
+            query = query.masked_fill((leap.kind < 0)[:, None, :, None], 0)
+            key, value = (t.masked_fill(unused, 0) for t in (key, value))
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -84,7 +90,7 @@ def attend(
         out = superposed_attention(
             query, key, value,
             q_pos=leap.pos, q_hide=leap.hide, q_kind=leap.kind, q_slot=leap.slot,
-            k_pos=leap.pos, k_kind=leap.kind, k_hide=leap.hide,
+            k_pos=k_pos, k_kind=k_kind, k_hide=k_hide,
             scale=scaling, block_causal=leap.block_causal, window=leap.window, switches=leap.switches,
             backend=leap.backend,
         ).out  # fmt: skip
@@ -96,17 +102,35 @@ def _is_bidirectional(config: Any) -> bool:
 
 
 def _mask_without_rows(*args: Any, **options: Any) -> Tensor | None:
-    """transformers' SDPA mask; bidirectional where the config says so, which early releases of 5 do not look at."""
+    """transformers' SDPA mask; bidirectional where the config says so, which early releases of 5 do not look at.
+
+    Block-causal for models that are, so that `model(ids)` is what its authors' would be.
+    """
     from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-    # Only the builder of bidirectional masks sets this option; from the other one comes a causal mask, or one for
-    # packed sequences where positions repeat.
-    from_causal_builder = "allow_is_bidirectional_skip" not in options
-    if from_causal_builder and _is_bidirectional(options.get("config")):
-        options["mask_function"] = bidirectional_mask_function
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
+    config = options.get("config")
+    if _is_bidirectional(config):
+        # Only the builder of bidirectional masks sets this option; from the other one comes a causal mask, or one for
+        # packed sequences where positions repeat.
+        from_causal_builder = "allow_is_bidirectional_skip" not in options
+        size = getattr(config, "block_causal_length", 0)
+        if size:
+            options["mask_function"] = _see_blocks(size, options)
+        elif from_causal_builder:
+            options["mask_function"] = bidirectional_mask_function
+        if size or from_causal_builder:
+            options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": not size}
     mask: Tensor | None = sdpa_mask(*args, **options)
     return mask
+
+
+def _see_blocks(size: int, options: dict[str, Any]) -> Any:
+    """A mask function of transformers': rows see their block and earlier ones, counted from a sample's first token."""
+    valid = options.get("attention_mask")
+    if not isinstance(valid, Tensor):
+        return lambda batch, head, query, key: key // size <= query // size
+    block = (valid.long().cumsum(1) - 1).clamp(min=0) // size
+    return lambda batch, head, query, key: block[batch, key] <= block[batch, query]
 
 
 def _check_fit(rows: Rows, query: Tensor, position_ids: Tensor | None) -> None:

@@ -7,7 +7,7 @@ sample's forward does not depend on which side its prompt was padded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +47,16 @@ class Canvas:
     """Number of the current block."""
     left: list[int]
     """Masked positions left in the current block."""
+    entered: list[int]
+    """Masked positions it had when the sample entered it."""
+    forwards: list[int]
+    """Forwards made on the current block."""
     start: Tensor
     """(B, 1) int64: first generated column of the current block, counted from P."""
     stop: Tensor
     """(B, 1) int64: past its last."""
+    pinned: frozenset[int] = frozenset()
+    """Generated columns whose tokens are given and never change."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: int, block_length: int, spec: ModelSpec) -> Canvas:
@@ -77,6 +83,8 @@ class Canvas:
             n_prompt=n_prompt,
             block=[0] * batch,
             left=[0] * batch,
+            entered=[0] * batch,
+            forwards=[0] * batch,
             start=lengths,
             stop=lengths,
         )
@@ -137,13 +145,12 @@ class Canvas:
         return torch.where(columns < self.ids.shape[1], columns, -1).to(torch.int32)
 
     def masks_and_eos(self) -> Tensor:
-        """(2, B): masks left in the current block, and whether it holds an EOS."""
+        """(3, B): masks left in the current block, whether it holds an EOS, and masks left on the canvas."""
         offset = torch.arange(self.new_tokens, device=self.device)
         inside = (offset >= self.start) & (offset < self.stop)
         tokens = self.ids[:, self.prompt :]
-        return torch.stack(
-            [((tokens == self.spec.mask_token_id) & inside).sum(1), (self.is_eos(tokens) & inside).any(1).long()]
-        )
+        masked = tokens == self.spec.mask_token_id
+        return torch.stack([(masked & inside).sum(1), (self.is_eos(tokens) & inside).any(1).long(), masked.sum(1)])
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Elementwise: whether a token ends a sample."""
@@ -155,14 +162,23 @@ class Canvas:
     def commit(
         self, sample: Tensor, column: Tensor, token: Tensor, reason: Tensor, confidence: Tensor, now: int
     ) -> None:
-        """Unmask: all arguments (n,), one entry a masked target; entries with reason 0 stay masked."""
+        """Write tokens: all arguments (n,), one entry a generated column; entries with reason 0 change nothing.
+
+        A mask token masks the position again, and takes it out of the history.
+        """
         accepted = reason > 0
-        old = self.ids[sample, column]
-        self.ids[sample, column] = torch.where(accepted, token, old)
-        at = (sample, column - self.prompt)
-        self.step[at] = torch.where(accepted, now, 0).to(torch.int32)
-        self.reason[at] = reason
-        self.confidence[at] = torch.where(accepted, confidence, 0.0)
+        self.ids[sample, column] = torch.where(accepted, token, self.ids[sample, column])
+        at, stays = (sample, column - self.prompt), token != self.spec.mask_token_id
+        self.step[at] = torch.where(accepted, stays * now, self.step[at]).to(torch.int32)
+        self.reason[at] = torch.where(accepted, stays * reason, self.reason[at])
+        self.confidence[at] = torch.where(accepted, stays * confidence, self.confidence[at])
+
+    def pin(self, tokens: Mapping[int, int]) -> None:
+        """Write tokens at generated columns, in every sample, before the first forward. They are no masks then."""
+        self.pinned = frozenset(tokens)
+        for offset, token in tokens.items():
+            self.ids[:, self.prompt + offset] = token
+        self.enter_blocks(range(len(self.sample)))
 
     def advance(self, moved: list[int]) -> None:
         """Move these samples to their next blocks."""
@@ -172,14 +188,22 @@ class Canvas:
 
     def enter_blocks(self, samples: Iterable[int]) -> None:
         """Count the masks of blocks that are new; tell the device where every sample's block is."""
-        spans = [self.span(i, block) for i, block in enumerate(self.block)]
         for i in samples:
-            self.left[i] = spans[i][1] - spans[i][0]
+            while not self.is_last_block(i) and not self._masks_before(i):
+                self.block[i] += 1
+            self.left[i] = self.entered[i] = self._masks_before(i)
+            self.forwards[i] = 0
+        spans = [self.span(i, block) for i, block in enumerate(self.block)]
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
+
+    def _masks_before(self, i: int) -> int:
+        """Masks that the current block of sample i has before anything in it is decoded."""
+        start, stop = self.span(i, self.block[i])
+        return stop - start - sum(start <= offset < stop for offset in self.pinned)
 
     def select(self, keep: list[int], index: Tensor) -> None:
         """Drop the samples that are not in `keep`; `index` is the same on the device."""
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
-        for name in ("sample", "n_prompt", "block", "left"):
+        for name in ("sample", "n_prompt", "block", "left", "entered", "forwards"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])

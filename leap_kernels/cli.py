@@ -59,6 +59,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 _STORY = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
+# Those of strategies.STRATEGIES, whose import would have `--help` wait for torch.
+_STRATEGIES = "leap (default), full, threshold, factor, entropy, entropy_threshold, klass, prophet, credit"
 _CODE = "Write a function that adds 3, doubles it, subtracts 4, and test it twice."
 
 
@@ -134,10 +136,10 @@ def _add_decode(commands: Any) -> None:
         help="what to decode; - reads all of stdin as one prompt; repeat --prompt for several",
     )
     add("--chat", action="store_true", help="put each prompt into the model's chat template")
-    add("--strategy", metavar="NAME", help="decoding rule: leap (default), threshold, full, ...")
+    add("--strategy", metavar="NAME", help=f"decoding rule: {_STRATEGIES}; its options with --set")
     add("--max-new-tokens", type=int, metavar="N", help="tokens to generate (default: the model's)")
     add("--block-length", type=int, metavar="N", help="positions decoded together (default: the model's)")
-    add("--threshold", type=float, metavar="P", help="confidence above which a token is committed")
+    add("--threshold", type=float, metavar="P", help="threshold, leap: confidence above which a token is committed")
     add("--tau", type=float, metavar="P", help="LEAP: confidence from which agreement with the mask copy commits")
     add("--eta", type=float, metavar="P", help="LEAP: probability from which a token is a candidate")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default)")

@@ -35,7 +35,11 @@ class DecodeConfig:
     strategy: str | Strategy = "leap"
     """Name of a decoding rule, or an object with its options set."""
     cache: str = "none"
-    """Which base rows a forward recomputes; "none" recomputes all and is exact."""
+    """Which base rows a forward recomputes: "none" all of them, which is exact; "prefix" from the block on; "dual" the
+    block; "delayed" masks and what was just committed; "block", for block-causal models only and exact, the block."""
+    cache_refresh: int | None = None
+    """With "prefix", "dual" and "delayed": every so many forwards of a block recompute all rows, at least 1; None for
+    a block's first forward only (delayed: the second too)."""
     temperature: float = 0.0
     """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
     seed: int | Sequence[int] = 0
@@ -63,6 +67,15 @@ class DecodeConfig:
             raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
         if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
+        if self.cache_refresh is not None:
+            if not _is_int(self.cache_refresh) or self.cache_refresh < 1:
+                raise ConfigError(
+                    expected("cache_refresh", "a whole number of at least 1, or None", repr(self.cache_refresh))
+                )
+            if self.cache in ("none", "block"):
+                raise ConfigError(
+                    f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out."
+                )
         check_range("temperature", self.temperature, 0, 1e6)
         flag("early_stop", self.early_stop)
         for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,16 +17,16 @@ from . import prompts as prompts_
 from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
-from .errors import BadLogitsError, InputError, LeapError, ModelError, expected
+from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .ops import Superposed, TopEta, top_eta
+from .ops import Superposed, TopEta, sample_rows, top_eta
 from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
-from .sampling import draw
-from .statistics import Memory, RowStatistics
+from .statistics import Forward, Memory, RowStatistics
 from .strategies import Decision, Strategy, View
+from .strategies.base import CANDIDATES, CANVAS, NEXT_BLOCK
 
 __all__ = ["decode"]
 
@@ -84,6 +85,14 @@ def decode(
             f"strategy {strategy.name!r} needs a model that takes position_ids and a 4-D attention_mask; this one "
             'does not. Use strategy="threshold" or "full", or give the callable both arguments.'
         )
+    if config.cache != "none" and not backbone.stores:
+        raise ModelError(
+            f"cache={config.cache!r} needs a transformers model; a callable shows no keys and values to keep. "
+            'Use cache="none".'
+        )
+    if CANVAS in strategy.needs and (spec.block_causal_length or config.cache != "none"):
+        why = "block-causal models do not" if spec.block_causal_length else f"cache={config.cache!r} does not"
+        raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
     if any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=2)
@@ -137,6 +146,27 @@ class _Deciding:
     """(m,) the row of the copy."""
 
 
+@dataclass
+class _Commits:
+    """What one forward decided, (n,) each: entries with reason 0 change nothing."""
+
+    sample: Tensor
+    column: Tensor
+    token: Tensor
+    reason: Tensor
+    confidence: Tensor
+
+    @classmethod
+    def of(cls, decision: Decision, stats: RowStatistics, deciding: _Deciding) -> _Commits:
+        sample, slot, column = deciding.sample, deciding.slot, deciding.column
+        if decision.column is not None:
+            sample, slot = (decision.column >= 0).nonzero().T
+            column = decision.column[sample, slot]
+        confidence = stats.prob1 if decision.confidence is None else decision.confidence
+        at = (sample, slot)
+        return cls(sample, column, decision.token[at], decision.reason[at].to(torch.int32), confidence[at])
+
+
 class _Loop:
     """One `decode` call: the canvas of unfinished samples, and the results of finished ones."""
 
@@ -159,8 +189,10 @@ class _Loop:
         if self.state is not None and not hasattr(self.state, "select"):
             got = type(self.state).__name__
             raise LeapError(expected(f"start() of strategy {strategy.name!r}", "an object with select(index)", got))
+        self.most = strategy.max_forwards(canvas)
         self.memory: Memory | None = None
         self.ahead = _Lookahead(None, [0] * batch, [0] * batch)
+        self.cache = CACHES[config.cache](canvas, config.cache_refresh)
         self.now = 0
 
         self.generated = canvas.ids[:, canvas.prompt :].clone()
@@ -178,41 +210,41 @@ class _Loop:
         hidden = self._timed("body", self.backbone.body, rows)
 
         deciding = self._deciding(view.targets, rows)
-        stats, top, bad = self._measure(hidden, rows, view, deciding)
+        row = functools.partial(self._read_row, rows)
+        forward = Forward(hidden, rows.base, self._head, row, self._drawn, self.suppress, self.config.backend)
+        stats, top, bad = self._measure(forward, view, deciding)
         decision = strategy.accept(stats, view, self.state)
         if not isinstance(decision, Decision):
             got = type(decision).__name__
             raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
-        at = (deciding.sample, deciding.slot)
-        token, reason = decision.token[at], decision.reason[at].to(torch.int32)
-        foreign = (reason > 0) & ((token < 0) | (token >= self.width))
-        canvas.commit(deciding.sample, deciding.column, token, reason, stats.prob1[at], self.now)
-        if strategy.needs_candidates:
+        made = _Commits.of(decision, stats, deciding)
+        foreign = (made.reason > 0) & ((made.token < 0) | (made.token >= self.width))
+        canvas.commit(made.sample, made.column, made.token, made.reason, made.confidence, self.now)
+        if CANDIDATES in strategy.needs:
             self._remember(deciding, top)
         if strategy.appends:
             self.ahead.rows = strategy.superpose(self._view(view.targets.shape[1]), self.state)
 
         # The one thing that the host reads in a step.
         batch, before = len(canvas.sample), self.ahead.counts
-        wrong = torch.stack([bad.any(), foreign.any()])
+        wrong = torch.stack([torch.cat([bad, *(flags for flags, *_ in forward.bad)]).any(), foreign.any()])
         *table, any_bad, any_foreign = torch.cat([canvas.masks_and_eos().flatten(), self._sizes(), wrong]).tolist()
-        left, eos, counts, copies = (table[i * batch : (i + 1) * batch] for i in range(4))
+        left, eos, remaining, counts, copies = (table[i * batch : (i + 1) * batch] for i in range(5))
         if any_bad:
-            self._report_bad(bad, view, deciding)
+            self._report_bad(bad, view, deciding, forward)
         if any_foreign:
             raise LeapError(f"strategy {strategy.name!r} committed a token outside the vocabulary of {self.width}.")
         if self.observers:
-            self._tell_observers(view, decision, stats, deciding, before)
-        stuck = [canvas.sample[i] for i in range(batch) if left[i] >= canvas.left[i]]
-        if stuck:
-            raise LeapError(f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}.")
+            self._tell_observers(made, before)
+        self._check_progress(left)
         canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
-        self._end_blocks(eos, hidden)
+        canvas.forwards = [n + 1 for n in canvas.forwards]
+        self._end_blocks(eos, remaining, forward)
 
     def _rows(self) -> Rows:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
         canvas, ahead = self.canvas, self.ahead
-        rows, computed = CACHES[self.config.cache](canvas)
+        rows, computed = self.cache.rows(canvas, self.now)
         rows.switches, rows.backend = self.strategy.switches, self.config.backend
         most = max(ahead.counts)
         if ahead.rows is not None and most:
@@ -227,7 +259,19 @@ class _Loop:
         canvas = self.canvas
         targets = canvas.targets(width)
         ids, counts = self.memory.at(targets - canvas.prompt) if self.memory else (None, None)
-        return View(canvas.ids, canvas.pos, targets, ids, counts, canvas.spec, self.config.backend)
+        return View(
+            canvas.ids,
+            canvas.pos,
+            targets,
+            ids,
+            counts,
+            canvas.spec,
+            self.config.backend,
+            canvas,
+            self.seeds,
+            self.now,
+            self.config.temperature,
+        )
 
     def _deciding(self, targets: Tensor, rows: Rows) -> _Deciding:
         """The targets without the padding of ragged batches. The host knows how many, so nothing waits for a GPU."""
@@ -241,30 +285,37 @@ class _Loop:
         has_copy = torch.nonzero_static(copy_row >= 0, size=sum(self.ahead.copies))[:, 0]
         return _Deciding(sample, slot, column, has_copy, rows.base + copy_row[has_copy])
 
-    def _measure(
-        self, hidden: Tensor, rows: Rows, view: View, deciding: _Deciding
-    ) -> tuple[RowStatistics, TopEta, Tensor]:
+    def _measure(self, forward: Forward, view: View, deciding: _Deciding) -> tuple[RowStatistics, TopEta, Tensor]:
         """Head and `top_eta` on the rows that decide: the masked targets and their copies."""
         sample, column, n = deciding.sample, deciding.column, len(deciding.sample)
         at = (
             torch.cat([sample, sample[deciding.has_copy]]),
-            torch.cat([self._read_row(sample, column), deciding.copy_row]),
+            torch.cat([forward.row(sample, column), deciding.copy_row]),
         )
-        logits = self._timed("head", self.backbone.head, hidden[at])
+        logits = self._head(forward.hidden[at])
         if self.now == 1:
             self._check_width(logits.shape[1])
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
         base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
-        predicted = base
-        if self.config.temperature > 0:
-            pos = view.pos[sample, column].long()
-            drawn = draw(logits[:n], self.config.temperature, self.seeds[sample], self.now, pos, self.suppress)
-            logit, best = (logits[:n].float().gather(1, t.clamp(min=0)[:, None])[:, 0] for t in (drawn, base.top1))
-            predicted = base._replace(top1=drawn, prob1=base.prob1 * (logit - best).exp())
+        predicted = self._drawn(logits[:n], base, sample, column)
         shape = (view.targets.shape[0], view.targets.shape[1])
         place = sample * shape[1] + deciding.slot
-        stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])
+        stats = RowStatistics.of_rows(place, shape, predicted, copy, place[deciding.has_copy], logits[:n], forward)
         return stats, base, ~top.lse.isfinite()
+
+    def _drawn(self, logits: Tensor, top: TopEta, sample: Tensor, column: Tensor) -> TopEta:
+        """`top` of n rows, with temperature the drawn tokens and their probabilities in place of the likeliest ones."""
+        if self.config.temperature <= 0:
+            return top
+        pos = self.canvas.pos[sample, column]
+        drawn = sample_rows(
+            logits, self.seeds[sample], torch.full_like(pos, self.now), pos,
+            temperature=self.config.temperature, suppress=self.suppress, backend=self.config.backend,
+        )  # fmt: skip
+        return top._replace(top1=drawn.token, prob1=drawn.prob)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self._timed("head", self.backbone.head, hidden)
 
     def _check_width(self, width: int) -> None:
         """What a callable's vocabulary is shows in its first logits only."""
@@ -275,11 +326,11 @@ class _Loop:
             if any(i >= width for i in ids):
                 raise ModelError(expected(name, f"in [0, {width}), the width of the logits", max(ids)))
 
-    def _read_row(self, sample: Tensor, column: Tensor) -> Tensor:
+    def _read_row(self, rows: Rows, sample: Tensor, column: Tensor) -> Tensor:
         """The base row that predicts a column: its own, or the one before in shifted models."""
-        if not self.canvas.spec.shift:
-            return column
-        return column - (self.canvas.pos[sample, column] > 0).long()
+        if self.canvas.spec.shift:
+            column = column - (self.canvas.pos[sample, column] > 0).long()
+        return rows.row_of(sample, column)
 
     def _remember(self, deciding: _Deciding, top: TopEta) -> None:
         canvas = self.canvas
@@ -295,16 +346,29 @@ class _Loop:
             return torch.zeros(2 * len(self.canvas.sample), dtype=torch.int64, device=self.canvas.device)
         return torch.cat([rows.count.long(), (rows.copy_row >= 0).sum(1)])
 
-    def _end_blocks(self, eos: list[int], hidden: Tensor) -> None:
+    def _check_progress(self, left: list[int]) -> None:
+        """Refuse to go round in circles."""
+        canvas, strategy = self.canvas, self.strategy
+        if self.most is None:
+            stuck = [canvas.sample[i] for i in range(len(left)) if left[i] >= canvas.left[i]]
+            if stuck:
+                raise LeapError(
+                    f"strategy {strategy.name!r} committed no token of sample {stuck[0]} at step {self.now}."
+                )
+        elif self.now > self.most:
+            raise LeapError(f"strategy {strategy.name!r} needs more than the {self.most} forwards it promised.")
+
+    def _end_blocks(self, eos: list[int], remaining: list[int], forward: Forward) -> None:
         """Move samples that finished a block to the next one, and those that finished their last out of the batch."""
         canvas = self.canvas
-        ended = [i for i, left in enumerate(canvas.left) if not left]
-        done = [i for i in ended if canvas.is_last_block(i) or (self.config.early_stop and eos[i])]
+        ended = self.strategy.leaving(canvas, self.state)
+        clean = [i for i in ended if not canvas.left[i]]
+        done = [i for i in clean if not remaining[i] or (self.config.early_stop and eos[i])]
         moved = [i for i in ended if i not in done]
         if moved:
-            covered = [i for i in moved if canvas.covers_next_block(i)]
+            covered = [i for i in moved if self.cache.covers_next_block(canvas, i)]
             canvas.advance(moved)
-            self._look_into(covered, hidden)
+            self._look_into(covered, forward)
         if done:
             self._retire(done)
         if moved and self.strategy.appends:
@@ -313,16 +377,19 @@ class _Loop:
             sizes, batch = self._sizes().tolist(), len(canvas.sample)
             self.ahead.counts, self.ahead.copies = sizes[:batch], sizes[batch:]
 
-    def _look_into(self, samples: list[int], hidden: Tensor) -> None:
-        """Remember the candidates that the forward just made has for the blocks these samples are entering."""
-        canvas = self.canvas
-        if self.memory is None or not samples:
+    def _look_into(self, samples: list[int], forward: Forward) -> None:
+        """Read what the forward just made predicts for the blocks these samples are entering, if the rule needs it."""
+        canvas, needs = self.canvas, self.strategy.needs
+        if not samples or not needs & {CANDIDATES, NEXT_BLOCK}:
             return
         places = [(i, canvas.prompt + offset) for i in samples for offset in range(*canvas.span(i, canvas.block[i]))]
         sample, column = torch.tensor(places, device=canvas.device).T
-        logits = self._timed("head", self.backbone.head, hidden[sample, self._read_row(sample, column)])
-        top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
-        self.memory.store(sample, column - canvas.prompt, top)
+        logits = forward.logits(sample, column)
+        if NEXT_BLOCK in needs:
+            self.strategy.look_into(self.state, sample, column, logits)
+        if self.memory is not None:
+            top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
+            self.memory.store(sample, column - canvas.prompt, top)
 
     def _retire(self, done: list[int]) -> None:
         """Take finished samples out of the batch; behind an EOS stands padding."""
@@ -346,6 +413,7 @@ class _Loop:
         canvas.select(keep, kept)
         self.seeds = self.seeds[kept]
         self.ahead.select(keep, kept)
+        self.cache.select(keep, kept)
         for follower in (self.memory, self.state):
             if follower is not None:
                 follower.select(kept)
@@ -356,31 +424,32 @@ class _Loop:
         self.seconds[what] += time.perf_counter() - began
         return out
 
-    def _report_bad(self, bad: Tensor, view: View, deciding: _Deciding) -> None:
+    def _report_bad(self, bad: Tensor, view: View, deciding: _Deciding, forward: Forward) -> None:
         """Raise with the first row whose logits decide nothing."""
-        row, n = int(bad.nonzero()[0]), len(deciding.sample)
-        of_copy = row >= n
-        row = int(deciding.has_copy[row - n]) if of_copy else row
-        sample = int(deciding.sample[row])
+        with_copy, n = deciding.has_copy, len(deciding.sample)
+        everything = [
+            (bad[:n], deciding.sample, deciding.column, "base row"),
+            (bad[n:], deciding.sample[with_copy], deciding.column[with_copy], "mask copy"),
+            *((*flags_and_place, "row read by the strategy") for flags_and_place in forward.bad),
+        ]
+        flags, samples, columns, what = next(found for found in everything if found[0].any())
+        row = int(flags.nonzero()[0])
+        sample = int(samples[row])
         raise BadLogitsError(
-            f"NaN, +inf or no finite logit at step {self.now}, position {int(view.pos[sample, deciding.column[row]])} "
-            f"of sample {self.canvas.sample[sample]} ({'mask copy' if of_copy else 'base row'}). "
+            f"NaN, +inf or no finite logit at step {self.now}, position {int(view.pos[sample, columns[row]])} "
+            f"of sample {self.canvas.sample[sample]} ({what}). "
             "Check the model's weights and dtype (float16 overflows where bfloat16 does not) and suppress_tokens."
         )
 
-    def _tell_observers(
-        self, view: View, decision: Decision, stats: RowStatistics, deciding: _Deciding, appended: list[int]
-    ) -> None:
-        canvas = self.canvas
-        taken = (decision.reason[deciding.sample, deciding.slot] > 0).nonzero()[:, 0]
-        at = (deciding.sample[taken], deciding.slot[taken])
+    def _tell_observers(self, made: _Commits, appended: list[int]) -> None:
+        canvas, taken = self.canvas, made.reason > 0
         event = StepEvent(
             step=self.now,
-            sample=[canvas.sample[i] for i in at[0].tolist()],
-            index=(deciding.column[taken] - canvas.prompt).tolist(),
-            token=decision.token[at].tolist(),
-            reason=decision.reason[at].tolist(),
-            confidence=stats.prob1[at].tolist(),
+            sample=[canvas.sample[i] for i in made.sample[taken].tolist()],
+            index=(made.column[taken] - canvas.prompt).tolist(),
+            token=made.token[taken].tolist(),
+            reason=made.reason[taken].tolist(),
+            confidence=made.confidence[taken].tolist(),
             appended=dict(zip(canvas.sample, appended, strict=True)),
         )
         for observer in self.observers:

@@ -37,7 +37,7 @@ def collect() -> dict[str, Any]:
         "machine": _guard(_machine),
         "gpus": _guard(_gpus),
         "backends": _guard(_backends),
-        "extension": "this version has none",
+        "extension": _guard(_extension),
         "triton cache": _guard(_triton_cache),
         "nvcc": _guard(_nvcc),
         "variables": _guard(_variables),
@@ -159,6 +159,12 @@ def _automatic(op: str, triton: bool) -> str:
     if triton and importlib.util.find_spec(f"{folder}.kernel") is None:
         return "reference (no Triton kernel in this version)"
     return "triton" if triton else "reference"
+
+
+def _extension() -> dict[str, str] | str:
+    from .ops.extension import status
+
+    return status()
 
 
 def _triton_cache() -> dict[str, Any]:

@@ -135,6 +135,12 @@ def _check_settings(batch: int, spec: ModelSpec, config: DecodeConfig) -> None:
     if wrong:
         raise InputError(expected("suppress_tokens", f"in [0, {top})", wrong))
     block = spec.block_causal_length
+    if config.cache != "none" and (config.cache == "block") != bool(block):
+        fitting = '"block" is exact and cheaper' if block else '"block" needs a block-causal model'
+        raise ConfigError(
+            f"cache={config.cache!r} does not go with this {'block-causal' if block else 'full-attention'} model: "
+            f"{fitting}. Use {'block or none' if block else 'prefix, dual, delayed or none'}."
+        )
     if block and block % config.block_length:
         raise ConfigError(
             f"block_length {config.block_length} must divide the model's block-causal length {block}. "

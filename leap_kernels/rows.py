@@ -13,6 +13,7 @@ from .errors import InputError, expected
 from .models.spec import ModelSpec
 from .ops import BASE, PADDING, Superposed, Switches, TopEta, superpose
 from .ops.attention.reference import visible
+from .store import Stored
 
 __all__ = ["Rows"]
 
@@ -39,11 +40,40 @@ class Rows:
     window: int = 0
     switches: Switches = field(default_factory=Switches)
     backend: str = "auto"
+    column: Tensor | None = None
+    """(B, base) int64: canvas column of each base row, rising, -1 on padding; None where row j is column j."""
+    stored: Stored | None = None
+    """Keys and values of rows that are not among these; None where there are none (no cache)."""
 
     @cached_property
     def slot(self) -> Tensor:
-        """(B, R) int32: where a row's keys and values go; without a cache, its own index."""
-        return torch.arange(self.token.shape[1], dtype=torch.int32, device=self.token.device).expand_as(self.pos)
+        """(B, R) int32: where a row's keys and values go: without a cache its own index; else its column, or for an
+        appended row a slot behind all columns; -1 for padding."""
+        index = torch.arange(self.token.shape[1], dtype=torch.int32, device=self.token.device).expand_as(self.pos)
+        if self.stored is None:
+            return index
+        base = index[:, : self.base] if self.column is None else self.column.to(torch.int32)
+        slot = torch.cat([base, index[:, self.base :] - self.base + self.stored.store.columns], 1)
+        return slot.masked_fill(self.kind == PADDING, -1)
+
+    @cached_property
+    def keys(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, S) int32 each: position, kind and hide of what can be seen, by slot."""
+        if self.stored is None:
+            return self.pos, self.kind, self.hide
+        hide = torch.full_like(self.stored.pos, -1)
+        columns = (self.stored.pos, self.stored.kind, hide)
+        appended = (self.pos[:, self.base :], self.kind[:, self.base :], self.hide[:, self.base :])
+        pos, kind, hide = (torch.cat(pair, 1) for pair in zip(columns, appended, strict=True))
+        return pos, kind, hide
+
+    def row_of(self, sample: Tensor, column: Tensor) -> Tensor:
+        """(n,) the base rows at canvas columns `column` of the samples `sample`; each must be among the rows."""
+        if self.column is None:
+            return column
+        # Columns rise, and padding (-1, behind them) counts as beyond all.
+        behind = torch.where(self.column < 0, torch.iinfo(torch.int64).max, self.column)
+        return torch.searchsorted(behind[sample], column[:, None].contiguous())[:, 0]
 
     @property
     def dense(self) -> bool:
@@ -52,19 +82,20 @@ class Rows:
 
     @cached_property
     def padded(self) -> bool:
-        """Whether any row is padding. Looks at the device, once a forward."""
-        return bool((self.kind == PADDING).any())
+        """Whether any row or slot is padding. Looks at the device, once a forward."""
+        return bool((self.kind == PADDING).any()) or bool((self.keys[1] == PADDING).any())
 
     @cached_property
     def dense_mask(self) -> Tensor:
-        """(B, 1, R, R) bool, True where row a (second to last axis) sees row b; built once a forward."""
-        queries, keys = (self.pos, self.hide, self.kind, self.slot), (self.pos, self.kind, self.hide)
-        return visible(*queries, *keys, None, self.block_causal, self.window, self.switches.bits)[:, None]
+        """(B, 1, R, S) bool, True where row a (second to last axis) sees slot b; built once a forward."""
+        queries = (self.pos, self.hide, self.kind, self.slot)
+        return visible(*queries, *self.keys, None, self.block_causal, self.window, self.switches.bits)[:, None]
 
     @cached_property
     def mask(self) -> Tensor | None:
-        """`dense_mask`, or None where every row sees every row."""
+        """`dense_mask`, or None where every row sees every slot."""
         everything = not self.block_causal and not self.window and bool((self.kind == BASE).all())
+        everything = everything and (self.stored is None or bool((self.keys[1] == BASE).all()))
         return None if everything else self.dense_mask
 
     def append(self, extra: Superposed, width: int) -> Rows:
@@ -81,6 +112,8 @@ class Rows:
             window=self.window,
             switches=self.switches,
             backend=self.backend,
+            column=self.column,
+            stored=self.stored,
         )
 
     @classmethod

@@ -141,6 +141,7 @@ def decode_one(
     block_length: int = 32,
     strategy: str = "leap",
     threshold: float = 0.9,
+    base_entropy: float | None = None,
     tau: float = 0.7,
     eta: float = 0.2,
     keep_confident: bool = True,
@@ -157,7 +158,8 @@ def decode_one(
 ) -> OracleResult:
     """Decode one sample. `forward(input_ids (1, R), position_ids (1, R), mask (1, 1, R, R)) -> logits (1, R, V)`.
 
-    strategy: "leap", "threshold" (confidence > threshold), or "full" (one token a forward).
+    strategy: "leap", "threshold" (confidence > threshold), or "full" (one token a forward). base_entropy: the first set
+    of the decision is { entropy <= base_entropy } instead of { confidence > threshold } (5.5).
     """
     if strategy not in ("leap", "threshold", "full"):
         raise ValueError(f"unknown strategy {strategy!r}")
@@ -243,6 +245,10 @@ def decode_one(
             if strategy != "full":
                 for target in targets:
                     confident = c[target] > phi
+                    if base_entropy is not None:  # 5.5
+                        probabilities = row_probabilities[max(target - shift, 0)]
+                        entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
+                        confident = entropy <= base_entropy
                     if copy_row and not keep_confident:  # 5.1; a plain forward always uses the threshold rule
                         confident = False
                     converged = False

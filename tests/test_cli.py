@@ -197,6 +197,16 @@ def test_a_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
     assert said.err.count("\n") == 1
 
 
+def test_help_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    from leap_kernels.strategies import STRATEGIES
+
+    with pytest.raises(SystemExit):
+        main(["decode", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    names = re.search(r"decoding rule: (.*?);", said)[1].replace(" (default)", "").split(", ")
+    assert sorted(names) == sorted(STRATEGIES)
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +219,7 @@ def test_unknown_words_are_named_with_a_prompt_that_works(fails: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--strategy", "nonsense"], "strategy must be one of full, threshold, leap"),
+        (["--strategy", "nonsense"], "strategy must be one of full, threshold, factor"),
         (["--threshold", "1.5"], r"threshold must be a number in \[0, 1\], got 1.5"),
         (["--strategy", "full", "--tau", "0.5"], "unknown argument tau for strategy 'full'"),
         (["--set", "nonsense=1"], "unknown argument nonsense"),

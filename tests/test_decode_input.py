@@ -28,7 +28,7 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
     [
         ("max_new_tokens", [0, -1, 2.5, True, "8"], "max_new_tokens must be a whole number of at least 1, got"),
         ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
-        ("strategy", ["magic", 7], "strategy must be one of full, threshold, leap, or a Strategy object, got"),
+        ("strategy", ["magic", 7], "strategy must be one of full, threshold, .*leap.* or a Strategy object, got"),
         ("cache", ["dual", None], "cache must be one of none, got"),
         ("temperature", [-0.1, float("nan"), float("inf"), "hot"], r"temperature must be a number in \[0, 1e\+06\]"),
         ("seed", [1.5, "a", [0, 1.5]], "seed must be a whole number, or one a sample"),
@@ -46,7 +46,7 @@ def test_settings_out_of_range(name, values, match):
 
 
 def test_unknown_backends_and_backends_that_cannot_run():
-    refused(ConfigError, "backend must be one of auto, reference, triton", backend="cublas")
+    refused(ConfigError, "backend must be one of auto, reference, triton, cuda", backend="cublas")
     refused(BackendError, "optional CUDA extension", backend="cuda")
     refused(BackendError, r'backend="triton" needs a CUDA GPU.*TRITON_INTERPRET=1.*Use backend=', backend="triton")
 
@@ -55,13 +55,13 @@ def test_unknown_arguments_are_refused_by_name():
     refused(ConfigError, "unknown argument steps for strategy 'leap'", steps=4)
     refused(
         ConfigError,
-        "unknown argument tau for strategy 'threshold', which has the options threshold",
+        "unknown argument tau for strategy 'threshold', which has the options parity, threshold",
         strategy="threshold",
         tau=0.5,
     )
     refused(
         ConfigError,
-        "unknown argument threshold for strategy 'full', which has no options",
+        "unknown argument threshold for strategy 'full', which has the options defer_tokens, parity, remasking, steps",
         strategy="full",
         threshold=0.5,
     )
@@ -292,6 +292,74 @@ def test_a_callable_without_masks_runs_everything_but_leap():
         assert torch.equal(a.sequences, b.sequences)
     with pytest.raises(ModelError, match="takes no attention_mask"):
         decode(plain, [IDS[0], IDS[0, :1]], strategy="full", **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "match"),
+    [
+        ("full", {"steps": 0}, "steps must be a whole number of at least 1, or None, got 0"),
+        ("full", {"steps": True}, "steps must be a whole number"),
+        ("full", {"steps": 7, "max_new_tokens": 8, "block_length": 3}, "steps must be a multiple of the 3 blocks"),
+        ("full", {"remasking": "worst"}, "remasking must be one of low_confidence, random, got 'worst'"),
+        ("full", {"defer_tokens": 5}, "defer_tokens must be token ids of at least 0, got 5"),
+        ("full", {"defer_tokens": (-1,)}, "defer_tokens must be token ids"),
+        ("full", {"parity": "klass"}, "parity must be one of None, llada, got 'klass'"),
+        ("threshold", {"steps": 8}, "unknown argument steps for strategy 'threshold'"),
+        ("threshold", {"parity": "llada"}, "parity must be one of None, fast_dllm, got 'llada'"),
+        ("factor", {"factor": -0.1}, r"factor must be a number in \[0, 1e\+06\], got -0.1"),
+        (
+            "factor",
+            {"threshold": 0.9},
+            "unknown argument threshold for strategy 'factor', which has the options factor",
+        ),
+        ("entropy", {"gamma": float("nan")}, r"gamma must be a number in \[0, 1e\+06\], got nan"),
+        ("entropy_threshold", {"threshold": "low"}, r"threshold must be a number in \[0, 1e\+06\], got 'low'"),
+        ("klass", {"history": 0}, "history must be a whole number of at least 1, got 0"),
+        ("klass", {"select": "best"}, "select must be one of all, confident, kl, random"),
+        ("klass", {"conf_threshold": 2}, r"conf_threshold must be a number in \[0, 1\], got 2"),
+        ("klass", {"kl_threshold": -1}, r"kl_threshold must be a number in \[0, 1e\+06\], got -1"),
+        ("prophet", {"answer_start": -1}, "answer_start must be a whole number of at least 0, or None"),
+        (
+            "prophet",
+            {"answer_start": 4, "max_new_tokens": 8},
+            "answer_start must be at most max_new_tokens 8 - window 5",
+        ),
+        ("prophet", {"limits": (1, 2)}, r"limits must be three numbers, got \(1, 2\)"),
+        ("prophet", {"limits": (1, 2, float("nan"))}, "limits must be three numbers"),
+        ("prophet", {"constraints": {"3": 4}}, "constraints must be a dictionary from generated index to token id"),
+        ("prophet", {"constraints": [3]}, "constraints must be a dictionary"),
+        (
+            "prophet",
+            {"constraints": {300: 4}},
+            "constraints must be fewer than max_new_tokens 256, at indices below it",
+        ),
+        ("prophet", {"constraints": {3: 0}}, "not the mask token"),
+        ("prophet", {"constraints": {3: 23}}, "ids of the vocabulary"),
+        ("prophet", {"window": 4, "parity": "prophet"}, 'window must be the 5 of parity="prophet"'),
+        ("prophet", {"spec": ModelSpec(mask_token_id=0, block_causal_length=32)}, "which block-causal models do not"),
+        ("credit", {"beta": 1.5}, r"beta must be a number in \[0, 1\], got 1.5"),
+        ("credit", {"steps": 3}, "unknown argument steps for strategy 'credit'"),
+        ("leap", {"base": "full"}, "base must be one of threshold, factor, entropy, entropy_threshold, or an object"),
+        ("leap", {"base": "entropy", "threshold": 0.5}, 'threshold belongs to base="threshold"'),
+        ("leap", {"parity": "llada"}, "unknown argument parity for strategy 'leap'"),
+    ],
+)
+def test_options_of_strategies(strategy, options, match):
+    refused(ConfigError, match, strategy=strategy, **options)
+
+
+def test_a_strategy_that_breaks_its_own_bound():
+    class Slow(Strategy):
+        def max_forwards(self, canvas):
+            return 2
+
+        def accept(self, stats, view, state):
+            return Decision(stats.top1, torch.where(view.targets == view.targets[:, :1], 3, 0))
+
+    options = {"spec": SPEC, "strategy": Slow()}
+    assert decode(random_llama(), IDS, max_new_tokens=2, **options).nfe.tolist() == [2]
+    with pytest.raises(LeapError, match="strategy 'custom' needs more than the 2 forwards it promised"):
+        decode(random_llama(), IDS, max_new_tokens=3, **options)
 
 
 def test_strategies_that_do_nothing():

@@ -9,12 +9,13 @@ import pytest
 import torch
 from checkpoints import DATA
 from oracle import decode_one
-from plain_llada import PlainLlada
+from plain import Plain
 from random_models import plain_forward, random_llama
 
 import leap_kernels
 from leap_kernels import ModelSpec, decode
 from leap_kernels.models.load import TINY
+from leap_kernels.strategies import EntropyThreshold
 
 REASONS = ["", "confident", "converged", "forced"]
 
@@ -31,7 +32,7 @@ def assert_same(out, oracle, *, steps: bool = True, sample: int = 0) -> None:
 @pytest.fixture(scope="module")
 def original():
     """The bundled checkpoint, read by the plain-torch implementation of LLaDA."""
-    return PlainLlada.from_folder(TINY)
+    return Plain.from_folder(TINY)
 
 
 @pytest.mark.parametrize("strategy", ["leap", "threshold", "full"])
@@ -52,13 +53,33 @@ def check_trained(model, forward, prompt, strategy) -> None:
 
 
 def test_public_code_gives_the_same_tokens(tiny_v0, parity):
-    """Tokens and forwards of the authors' LLaDA and Fast-dLLM code, in batches of prompts of different lengths."""
+    """Tokens and forwards of the authors' LLaDA, Fast-dLLM and KLASS code, in batches of ragged prompts."""
     prompts = [torch.tensor(case["prompt_ids"]) for case in parity]
-    settings = {"full": {}, "threshold_0.9": {"threshold": 0.9}, "threshold_0.6": {"threshold": 0.6}}
+    settings = {
+        "full": {"steps": 64, "parity": "llada"},
+        "klass_0.9_0.01": {"conf_threshold": 0.9, "kl_threshold": 0.01, "parity": "klass"},
+        "threshold_0.9": {"threshold": 0.9, "parity": "fast_dllm"},
+        "threshold_0.6": {"threshold": 0.6, "parity": "fast_dllm"},
+    }
     for name, options in settings.items():
         out = decode(tiny_v0, prompts, strategy=name.split("_")[0], early_stop=False, **options)
         assert out.generated.tolist() == [case["runs"][name]["ids"] for case in parity]
         assert out.nfe.tolist() == [case["runs"][name]["nfe"] for case in parity]
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.2])
+def test_leap_on_the_entropy_rule_gives_the_oracles_tokens(tiny, tiny_prompts, limit):
+    """LEAP over dParallel's rule, whose set is { entropy <= limit }."""
+    for prompts in tiny_prompts.values():
+        prompt = prompts[11]
+        oracle = decode_one(
+            plain_forward(tiny), prompt, mask_id=1, eos_ids=(2,), pad_id=0, max_new_tokens=48, base_entropy=limit
+        )
+        out = decode(tiny, torch.tensor(prompt), max_new_tokens=48, base=EntropyThreshold(limit))
+        assert_same(out, oracle)
+        if limit == 0.5:
+            by_name = decode(tiny, torch.tensor(prompt), max_new_tokens=48, base="entropy_threshold")
+            assert torch.equal(by_name.history.step, out.history.step)
 
 
 @pytest.mark.slow
@@ -94,6 +115,7 @@ def random_case(rng: random.Random) -> tuple[dict, ModelSpec, list[list[int]]]:
         "copy_threshold": rng.choice([0.0, 0.0, 0.6]),
         "require_lookahead": rng.random() < 0.3,
         "early_stop": rng.random() < 0.7,
+        "base_entropy": rng.choice([None, None, 0.3, 1.0]),
     } | {
         name: rng.random() < 0.6
         for name in (
@@ -124,7 +146,12 @@ def check_random_case(seed: int) -> tuple[dict, ModelSpec, set[int]]:
     kept = ("max_new_tokens", "block_length", "strategy", "early_stop")
     if options["strategy"] == "threshold":
         kept += ("threshold",)
-    ours = options if options["strategy"] == "leap" else {name: options[name] for name in kept}
+    ours = dict(options) if options["strategy"] == "leap" else {name: options[name] for name in kept}
+    limit = ours.pop("base_entropy", None)
+    if limit is not None:
+        ours |= {"threshold": 0.9, "base": EntropyThreshold(limit)}
+    elif options["strategy"] != "leap":
+        options["base_entropy"] = None
     out = decode(
         model, [torch.tensor(p, dtype=torch.int64) for p in prompts], spec=spec, suppress_tokens=suppress, **ours
     )

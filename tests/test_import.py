@@ -34,9 +34,11 @@ results = [
     ops.superpose(i, column, column, i[..., None], column // 2, mask_id=9).kind[0].tolist(),
     ops.superposed_attention(q, q, q, **rows).out[0, 0, 0, 0].round(decimals=5).item(),
     ops.check_consistency(column, i, f, torch.tensor([[4, 5, 9]]), f).reason[0].tolist(),
+    ops.row_kl(f.log(), f.log()).tolist(),
+    ops.sample_rows(f, i[0, :1], i[0, :1], i[0, :1], temperature=0).token.tolist(),
 ]
 """
-RESULTS = [[1, 2, -1, -1], [1, 1, 1, 2, -1, -1], 1.0, [1, 2, 0]]
+RESULTS = [[1, 2, -1, -1], [1, 1, 1, 2, -1, -1], 1.0, [1, 2, 0], [0.0], [0]]
 
 
 def fresh(code: str, *, cwd: Path | None = None, **environment: str) -> Any:
@@ -129,7 +131,7 @@ print(json.dumps([results, message]))
 
 
 def test_ops_results_with_everything_installed() -> None:
-    """The same four calls where nothing is missing: the comparison for the test above."""
+    """The same calls where nothing is missing: the comparison for the test above."""
     assert fresh(OPS_WORK + "import json; print(json.dumps(results))") == RESULTS
 
 
@@ -195,6 +197,8 @@ print(json.dumps([[type(h).__name__ for h in own.handlers], own.level, own.propa
         "leap_kernels.ops.attention.api",
         "leap_kernels.ops.candidates.api",
         "leap_kernels.ops.consistency.api",
+        "leap_kernels.ops.divergence.api",
+        "leap_kernels.ops.sampling.api",
         "leap_kernels.ops.superposition.api",
     ],
 )

@@ -3,19 +3,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 
 import pytest
 import torch
+from noise import uniform as noise_of
 from random_models import SPEC, plain_forward, random_llama
 from torch import Tensor
 
+import leap_kernels.strategies
 from leap_kernels import ModelSpec, decode
 from leap_kernels.errors import BadLogitsError
 from leap_kernels.rows import Rows
 from leap_kernels.strategies import Leap, Threshold
 
-STRATEGIES = ["full", "threshold", "leap"]
+# Every rule with its defaults, and options that send it another way.
+STRATEGIES: dict[str, dict] = {name: {"strategy": name} for name in leap_kernels.strategies.STRATEGIES} | {
+    "leap on entropy_threshold": {"strategy": "leap", "base": "entropy_threshold"},
+    "klass, one at random": {"strategy": "klass", "select": "random", "kl_threshold": 0.5, "conf_threshold": 0.2},
+    "prophet, constrained": {"strategy": "prophet", "constraints": {1: 7, 2: 10}, "limits": (30.0, 20.0, 9.0)},
+    "full, random": {"strategy": "full", "remasking": "random", "defer_tokens": (4,)},
+}
 RAGGED = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [], [18, 19, 20], [3, 4, 5, 6], [21, 22]]
 
 
@@ -54,7 +64,7 @@ def model():
 def test_no_mask_left_and_prompt_columns_as_given(model, strategy, side):
     ids, mask = padded(RAGGED, side, pad=22)
     before = ids.clone()
-    out = decode(model, ids, mask, spec=SPEC, max_new_tokens=11, block_length=4, strategy=strategy)
+    out = decode(model, ids, mask, spec=SPEC, max_new_tokens=11, block_length=4, **STRATEGIES[strategy])
     assert torch.equal(out.sequences[:, : ids.shape[1]], before)
     assert torch.equal(ids, before)
     assert out.sequences.shape == (len(RAGGED), ids.shape[1] + 11)
@@ -84,12 +94,13 @@ def test_mask_tokens_in_the_prompt_are_kept_with_one_warning(model):
 def test_every_forward_commits_for_every_unfinished_sample(model, strategy):
     events = []
     out = decode(
-        model, tensors(RAGGED), spec=SPEC, max_new_tokens=13, block_length=5, strategy=strategy, early_stop=False,
+        model, tensors(RAGGED), spec=SPEC, max_new_tokens=13, block_length=5, **STRATEGIES[strategy], early_stop=False,
         observers=[events.append],
     )  # fmt: skip
     assert [e.step for e in events] == list(range(1, int(out.nfe.max()) + 1))
     for i in range(len(RAGGED)):
-        assert sorted(set(out.history.step[i].tolist())) == list(range(1, int(out.nfe[i]) + 1))
+        steps = set(out.history.step[i].tolist()) - {0}  # constraints are committed by no step
+        assert sorted(steps) == list(range(1, int(out.nfe[i]) + 1))
         assert out.nfe[i] <= 13
     for event in events:
         assert set(event.sample) == set(event.appended)
@@ -162,7 +173,8 @@ def test_base_logits_of_superposed_forwards_equal_plain_ones(shift, block_causal
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_sample_does_not_notice_its_neighbours(model, strategy, temperature):
     """Ragged batches of 8 and single runs, in float64: same tokens, steps, reasons and counters."""
-    options = {"spec": SPEC, "max_new_tokens": 11, "block_length": 4, "strategy": strategy, "temperature": temperature}
+    spec = dataclasses.replace(SPEC, eos_token_ids=(1, 9, 17))
+    options = {"spec": spec, "max_new_tokens": 11, "block_length": 4, "temperature": temperature} | STRATEGIES[strategy]
     batch = decode(model, tensors(RAGGED), seed=[*range(8)], **options)
     order = [3, 0, 7, 5, 1, 6, 2, 4]
     permuted = decode(model, tensors([RAGGED[i] for i in order]), seed=order, **options)
@@ -178,7 +190,7 @@ def test_a_sample_does_not_notice_its_neighbours(model, strategy, temperature):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_neighbours_do_not_matter_on_the_bundled_model_in_float32(tiny, tiny_prompts, strategy):
     prompts = [torch.tensor(p) for group in tiny_prompts.values() for p in group[:3]]
-    options = {"strategy": strategy} if strategy != "full" else {"strategy": "full", "max_new_tokens": 24}
+    options = STRATEGIES[strategy] | ({"max_new_tokens": 24} if strategy not in ("threshold", "leap") else {})
     batch = decode(tiny, prompts, **options)
     for i, prompt in enumerate(prompts):
         alone = decode(tiny, prompt, **options)
@@ -210,6 +222,21 @@ def test_same_seed_same_result_and_other_seed_another(model):
     assert torch.equal(a.sequences, b.sequences)
     assert not torch.equal(a.sequences, c.sequences)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_each_token_is_drawn_from_its_samples_seed_step_and_position():
+    """A scripted model whose logits never change, block 1: the noise in Python integers picks every token."""
+    logits, seeds, temperature = [-9.0, 1.0, 2.0, 0.5, -1.0], (5, -(2**40)), 1.3
+
+    def flat(input_ids, position_ids, attention_mask):
+        return torch.tensor(logits).expand(*input_ids.shape, 5)
+
+    options = {"max_new_tokens": 12, "block_length": 1, "temperature": temperature, "seed": seeds}
+    out = decode(flat, tensors([[1, 2], [3, 4, 1, 2]]), spec=ModelSpec(mask_token_id=0, vocab_size=5), **options)
+    for sample, (seed, prompt) in enumerate(zip(seeds, (2, 4), strict=True)):
+        for i, token in enumerate(out.generated[sample].tolist()):
+            noise = [-math.log(-math.log(noise_of(seed, i + 1, prompt + i, v))) for v in range(5)]
+            assert token == max(range(1, 5), key=lambda v, noise=noise: logits[v] + temperature * noise[v])
 
 
 def test_confidence_with_temperature_is_the_unscaled_probability():
@@ -246,7 +273,7 @@ def test_bad_logits_name_step_and_position(value, strategy):
         return logits
 
     with pytest.raises(BadLogitsError, match=r"step \d+, position 6 of sample 1 \(base row\)"):
-        decode(breaking, tensors([[5, 6], [8, 9]]), spec=SPEC, max_new_tokens=6, block_length=3, strategy=strategy,
+        decode(breaking, tensors([[5, 6], [8, 9]]), spec=SPEC, max_new_tokens=6, block_length=3, **STRATEGIES[strategy],
                early_stop=False)  # fmt: skip
 
 
@@ -379,9 +406,11 @@ def test_invariants_on_random_settings(seed):
         spec = ModelSpec(mask_token_id=0, eos_token_ids=(1,), shift=rng.choice([0, 1]), vocab_size=23)
         prompts = [[rng.randrange(23) for _ in range(rng.randint(0, 6))] for _ in range(rng.randint(1, 4))]
         n = rng.randint(1, 17)
+        rule = rng.choice([options for options in STRATEGIES.values() if "constraints" not in options])
         out = decode(
             random_llama(seed), tensors(prompts), spec=spec, max_new_tokens=n, block_length=rng.randint(1, 20),
-            strategy=rng.choice(STRATEGIES), temperature=rng.choice([0, 1e-6, 1.0, 1e3]), seed=rng.randrange(99),
+            **rule, temperature=rng.choice([0, 1e-6, 1.0, 1e3]),
+            seed=rng.randrange(99),
         )  # fmt: skip
         assert not (out.generated == 0).any()
         assert (out.nfe <= n).all()

@@ -14,13 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from checkpoints import (
     DATA,
-    DREAM_7B,
-    LLADA,
-    LLADA_8B,
     edit_config,
     rewrite_weights,
     stored_weights,
@@ -28,8 +24,8 @@ from checkpoints import (
     write_llada,
     write_llama,
 )
-from plain_dream import PlainDream
-from plain_llada import PlainLlada, rotate
+from families import LLADA, PUBLISHED
+from plain import Plain
 from torch import Tensor
 
 import leap_kernels
@@ -83,7 +79,7 @@ def test_llada_has_the_logits_of_the_plain_implementation(llada: Any, masked: bo
     folder, model = llada
     ids, plain, again, mask = example()
     position_ids, visible = again if repeated else plain, mask if masked else None
-    truth = PlainLlada.from_folder(folder)(ids, position_ids, visible)
+    truth = Plain.from_folder(folder)(ids, position_ids, visible)
     with torch.inference_mode():
         logits = model(ids, position_ids=position_ids, attention_mask=visible).logits
     assert difference(logits, truth) <= LIMIT
@@ -96,7 +92,7 @@ def test_llada_positions_default_to_the_order_of_the_ids(llada: Any) -> None:
     ids, plain, _, _ = example(1)
     with torch.inference_mode():
         logits = model(ids).logits
-    assert difference(logits, PlainLlada.from_folder(folder)(ids, plain)) <= LIMIT
+    assert difference(logits, Plain.from_folder(folder)(ids, plain)) <= LIMIT
 
 
 OWN_NAMES = {
@@ -147,7 +143,7 @@ def test_a_loaded_model_is_ready_to_decode(llada: Any) -> None:
 def test_the_bundled_model_equals_its_plain_implementation() -> None:
     """`load("tiny")`, with padding: two prompts in one batch, each as if it were alone. The limit is for logits of
     order one, as random models have them; a trained model's are larger, and so is their rounding."""
-    model, plain = leap_kernels.load("tiny"), PlainLlada.from_folder(TINY)
+    model, plain = leap_kernels.load("tiny"), Plain.from_folder(TINY)
     words = leap_kernels.load_tokenizer("tiny")
     prompts = words([problems()[0].prompt, problems()[-1].prompt])["input_ids"]
     width = max(map(len, prompts)) + 20
@@ -163,65 +159,6 @@ def test_the_bundled_model_equals_its_plain_implementation() -> None:
 
 
 # --- dtypes --------------------------------------------------------------------------------------------------------
-
-
-class HalfLlada(PlainLlada):
-    """The authors' arithmetic in half precision: RoPE in float32 and cast back, or, `narrow`, in the model's dtype."""
-
-    narrow = False
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"model.transformer.{name}.weight"])
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weights[f"model.transformer.{name}.weight"] * wide.to(x.dtype)
-
-    def turn(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        if not self.narrow:
-            return rotate(x, position_ids, self.theta)
-        half = x.shape[-1] // 2
-        frequencies = 1.0 / self.theta ** (torch.arange(half, dtype=torch.float32) / half)
-        angles = position_ids[:, None, :, None].float() * torch.cat((frequencies, frequencies))
-        other_half = torch.cat((-x[..., half:], x[..., :half]), -1)
-        return x * angles.cos().to(x.dtype) + other_half * angles.sin().to(x.dtype)
-
-    def attention(self, x: Tensor, position_ids: Tensor, mask: Tensor | None, block: str) -> Tensor:
-        group = self.n_heads // self.n_kv_heads
-        q = self.turn(self.heads(self.linear(x, f"{block}.q_proj"), self.n_heads), position_ids)
-        k = self.turn(self.heads(self.linear(x, f"{block}.k_proj"), self.n_kv_heads), position_ids)
-        v = self.heads(self.linear(x, f"{block}.v_proj"), self.n_kv_heads)
-        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.linear(out.transpose(1, 2).reshape(*x.shape[:2], -1), f"{block}.attn_out")
-
-    def mlp(self, x: Tensor, block: str) -> Tensor:
-        gate = F.silu(self.linear(x, f"{block}.ff_proj"))
-        return self.linear(gate * self.linear(x, f"{block}.up_proj"), f"{block}.ff_out")
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16, "float16"], ids=str)
-def test_half_precision_asked_for_stays_and_rotates_in_float32(tmp_path: Path, dtype: Any) -> None:
-    """A dtype given by name or object is kept on a CPU; RoPE's table is float32 and is not rounded on the way."""
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    folder = write_llada(tmp_path, torch_dtype=str(wanted).removeprefix("torch."), n_kv_heads=2)
-    model = leap_kernels.load(folder, dtype=dtype)
-    assert {p.dtype for p in model.parameters()} == {wanted}
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-
-    ids, positions, _, _ = example(length=40)
-    plain = HalfLlada.from_folder(folder, wanted)
-    right = plain(ids, positions)
-    plain.narrow = True
-    rounded = plain(ids, positions)
-    with torch.inference_mode():
-        logits = model(ids, position_ids=positions).logits
-    assert logits.dtype == wanted
-    # The same operations in the same order; one float32 sum may fall on the other side of a half-precision rounding.
-    # A table in half precision is far off.
-    assert difference(logits.float(), right.float()) < 0.25 * difference(logits.float(), rounded.float())
-    assert (logits == right).float().mean() > 0.95
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16"])
@@ -255,7 +192,7 @@ def test_float64_computes_in_float64(tmp_path: Path) -> None:
     with torch.inference_mode():
         wide = leap_kernels.load(folder, dtype="float64")(ids, position_ids=positions, attention_mask=mask).logits
     assert wide.dtype == torch.float64
-    assert difference(wide, PlainLlada.from_folder(folder)(ids, positions, mask).double()) <= LIMIT
+    assert difference(wide, Plain.from_folder(folder)(ids, positions, mask).double()) <= LIMIT
 
 
 # --- what is read from config.json ---------------------------------------------------------------------------------
@@ -316,7 +253,7 @@ def test_eos_ids_are_those_of_the_config(given: dict[str, Any], expected: tuple[
 
 def test_the_published_llada_ends_at_its_turn_end_too() -> None:
     """LLaDA-8B's config names one EOS; its chats end at 126348. Small vocabularies have no such id."""
-    spec = entry_for(LLADA_8B)[1].spec(LLADA_8B)
+    spec = entry_for(PUBLISHED["LLaDA-8B"])[1].spec(PUBLISHED["LLaDA-8B"])
     assert spec.mask_token_id == 126336
     assert spec.eos_token_ids == (126081, 126348)
     assert spec.pad_token_id == 126081
@@ -325,7 +262,9 @@ def test_the_published_llada_ends_at_its_turn_end_too() -> None:
     assert entry_for(LLADA)[1].spec(LLADA).eos_token_ids == (41,)
 
 
-@pytest.mark.parametrize("raw", [LLADA, LLADA_8B, {**LLADA, "leap_defaults": {"tau": 0.6}}], ids=["small", "8b", "tau"])
+@pytest.mark.parametrize(
+    "raw", [LLADA, PUBLISHED["LLaDA-8B"], {**LLADA, "leap_defaults": {"tau": 0.6}}], ids=["small", "8b", "tau"]
+)
 def test_the_config_that_is_saved_describes_the_same_model(raw: dict[str, Any]) -> None:
     """A LLaDA's config, saved as the Llama it became, gives the same ModelSpec: no id is lost on the way."""
     entry = entry_for(raw)[1]
@@ -342,21 +281,6 @@ def test_a_llada_that_rotates_in_its_own_dtype_says_so() -> None:
 # --- Dream: a Qwen2 whose row i - 1 predicts token i ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("repeated", [False, True], ids=["in-order", "repeated-positions"])
-def test_dream_has_the_logits_of_the_plain_implementation(tmp_path: Path, masked: bool, repeated: bool) -> None:
-    """Names, biases, head groups, theta and eps mean what they mean in the authors' model."""
-    folder = write_dream(tmp_path)
-    model = leap_kernels.load(folder)
-    ids, plain, again, mask = example()
-    position_ids, visible = again if repeated else plain, mask if masked else None
-    with torch.inference_mode():
-        logits = model(ids, position_ids=position_ids, attention_mask=visible, is_causal=False).logits
-    truth = PlainDream.from_folder(folder)(ids, position_ids, visible)
-    assert difference(logits, truth) <= LIMIT
-    assert torch.equal(logits.argmax(-1), truth.argmax(-1))
-
-
 def test_model_spec_of_a_dream_checkpoint(tmp_path: Path) -> None:
     """Every field; the published vocabulary adds its end of turn."""
     assert leap_kernels.load(write_dream(tmp_path, leap_defaults={"tau": 0.5})).leap_spec == leap_kernels.ModelSpec(
@@ -368,7 +292,7 @@ def test_model_spec_of_a_dream_checkpoint(tmp_path: Path) -> None:
         vocab_size=48,
         defaults={"tau": 0.5},
     )
-    spec = entry_for(DREAM_7B)[1].spec(DREAM_7B)
+    spec = entry_for(PUBLISHED["Dream-7B"])[1].spec(PUBLISHED["Dream-7B"])
     assert (spec.mask_token_id, spec.eos_token_ids, spec.shift) == (151666, (151643, 151645), 1)
 
 
@@ -673,7 +597,7 @@ def test_a_llada_config_that_is_no_llama_is_refused(tmp_path: Path, changes: dic
     ("changes", "fragments"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LLaDAModelLM", "LlamaForCausalLM"]),
-        ({"architectures": ["LLaDAMoEModelLM"]}, ["LLaDAMoEModelLM"]),
+        ({"architectures": ["LLaDAOModelLM"]}, ["LLaDAOModelLM"]),
         ({"architectures": ...}, ["architecture", "LLaDAModelLM"]),
         ({"architectures": []}, ["architecture", "LLaDAModelLM"]),
         ({"mask_token_id": ...}, ["mask_token_id", "masked-diffusion models only"]),

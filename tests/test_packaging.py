@@ -52,7 +52,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for name in ("torch", "triton", "transformers", "numpy"):
         (blocker / name).mkdir(parents=True)
         (blocker / name / "__init__.py").write_text(f"raise ImportError('a build must not import {name}')\n")
-    environment = {**os.environ, "PYTHONPATH": str(blocker), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LEAP_KERNELS_")}
+    environment |= {"PYTHONPATH": str(blocker), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1"}
     with pytest.raises(AssertionError, match="a build must not import torch"):
         command("-c", "import torch", cwd=top, environment=environment)
 
@@ -108,11 +109,14 @@ def test_wheel_holds_the_package_and_nothing_else(built: Built, names: list[str]
 
 
 def test_sdist_holds_what_a_build_needs(built: Built) -> None:
-    """Sources, licence, readme and the bundled model; no caches."""
+    """Sources, those of the optional extension too, licence, readme and the bundled model; no caches."""
     with tarfile.open(built.sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", "PKG-INFO", "leap_kernels/py.typed"} <= members
     assert {f"leap_kernels/models/tiny/{name}" for name in TINY} <= members
+    extension = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").iterdir()}
+    assert len(extension) >= 5
+    assert {"setup.py", *extension} <= members
     assert not [name for name in members if re.search(r"__pycache__|\.pyc$|(^|/)\.(?!gitignore)", name)]
 
 

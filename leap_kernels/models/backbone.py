@@ -26,6 +26,8 @@ class Backbone(Protocol):
 
     superposes: bool
     """Whether it takes rows whose positions repeat and whose visibility is restricted."""
+    stores: bool
+    """Whether keys and values of earlier forwards can be kept (`Rows.stored`)."""
 
     def __enter__(self) -> Backbone: ...
     def __exit__(self, *error: object) -> None: ...
@@ -64,6 +66,7 @@ class TransformersBackbone:
     """A stock transformers decoder, run with "leap" attention for the length of a `with` block."""
 
     superposes = True
+    stores = True
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
         self._spec = spec
@@ -139,6 +142,8 @@ class TransformersBackbone:
 
 class FunctionBackbone:
     """A callable `f(input_ids, position_ids=, attention_mask=4-D bool) -> (B, R, V) logits`; its head is nothing."""
+
+    stores = False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         target = function.forward if isinstance(function, nn.Module) else function

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import CheckpointError, ConfigError, LeapError, ModelError, expected
+from .files import differences, refuse_broken_index, refuse_own_head, refuse_pickle
+from .fused import splitting
 from .registry import entry_for
 from .rope import keep_float32
 from .spec import ModelSpec
@@ -56,27 +57,36 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
         name, entry = entry_for(raw)
         spec = entry.spec(raw)
         dtype = _dtype(dtype, raw, target)
-        _refuse_pickle(folder)
-        _refuse_broken_index(folder)
+        refuse_pickle(folder)
+        refuse_broken_index(folder)
         register()
 
         model_class = getattr(transformers, entry.model_class)
-        model, info = model_class.from_pretrained(
-            folder,
-            config=model_class.config_class(**entry.config(raw)),
-            dtype=dtype,
-            key_mapping=dict(entry.key_mapping) or None,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # so that they are listed, and refused, with the others
-            output_loading_info=True,
-            attn_implementation=NAME,
-            **({"tp_plan": tp_plan} if tp_plan is not None else {}),
-        )
-        problems = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
+        config = model_class.config_class(**entry.config(raw))
+        try:
+            with splitting(entry.fused, config):
+                model, info = model_class.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=dtype,
+                    key_mapping=dict(entry.names) or None,
+                    use_safetensors=True,
+                    ignore_mismatched_sizes=True,  # so that they are listed, and refused, with the others
+                    output_loading_info=True,
+                    attn_implementation=NAME,
+                    **({"tp_plan": tp_plan} if tp_plan is not None else {}),
+                )
+        except RuntimeError as error:  # a conversion that failed; transformers does not say where
+            problems = differences(folder, entry, model_class, config)
+            if not problems:
+                raise
+            raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.") from error
+        problems = differences(folder, entry, model_class, config)
+        problems = problems or {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
         if problems:
             raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.")
         if model.config.tie_word_embeddings:
-            _refuse_own_head(folder, model, entry.key_mapping)
+            refuse_own_head(folder, model, entry)
     # The model is a stock one from here on: saved under stock names, beside the stock config.
     model.__dict__.pop("_weight_conversions", None)
     if spec.rope_fp32:
@@ -170,49 +180,6 @@ def _config_dict(folder: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no readable config.json in {folder}: {error}") from error
     return raw
-
-
-def _refuse_own_head(folder: str, model: Any, names: Mapping[str, str]) -> None:
-    """A config that ties the head to the embeddings contradicts a file in which the head has values of its own."""
-    from safetensors import safe_open
-    from transformers.utils.hub import cached_file
-
-    for path in Path(str(cached_file(folder, "config.json"))).parent.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                stock = next((re.sub(a, b, key) for a, b in names.items() if re.search(a, key)), key)
-                if stock == "lm_head.weight":
-                    head = file.get_tensor(key).to(model.dtype)
-                    if not torch.equal(head, model.get_input_embeddings().weight.cpu()):
-                        raise CheckpointError(
-                            f"{folder} ties lm_head.weight to the embeddings in its config, but {key} in "
-                            f"{path.name} holds other values."
-                        )
-
-
-def _refuse_pickle(folder: str) -> None:
-    path = Path(folder)
-    if path.is_dir() and not list(path.glob("*.safetensors")):
-        found = sorted(p.name for p in path.glob("*.bin")) + sorted(p.name for p in path.glob("*.pt*"))
-        what = f"only pickle files ({', '.join(found)})" if found else "no weights"
-        raise CheckpointError(
-            f"{folder} holds {what}; leap_kernels loads safetensors only, since a pickle can run any code. "
-            "Convert it once: load it where you trust it and save with save_pretrained()."
-        )
-
-
-def _refuse_broken_index(folder: str) -> None:
-    """A sharded checkpoint's index must name shards that exist."""
-    index = Path(folder, "model.safetensors.index.json")
-    if not index.is_file():
-        return
-    try:
-        shards = set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of shards: {type(error).__name__}: {error}") from error
-    missing = sorted(shard for shard in shards if not Path(folder, shard).is_file())
-    if missing:
-        raise CheckpointError(f"{index} names shards that are not there: {', '.join(missing)}.")
 
 
 def _device(device: Any) -> torch.device | None:

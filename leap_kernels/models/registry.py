@@ -1,35 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoint becomes which stock transformers class: the table behind `load`.
+"""The table of checkpoints behind `load`, one `Entry` an architecture; docs/models.md is made from it.
 
 Keyed on `architectures[0]`, never on `model_type`: "llada" names a dense and a mixture-of-experts model alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import CheckpointError, ModelError
-from .spec import ModelSpec
+from .entry import Entry, Ids, Key, Raw
 
 __all__ = ["REGISTRY", "Entry", "entry_for"]
-
-Raw = Mapping[str, Any]  # a config.json
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How checkpoints of one architecture are loaded."""
-
-    model_class: str
-    """Name of the stock class in transformers."""
-    config: Callable[[Raw], dict[str, Any]]
-    """config.json -> keyword arguments of that class's own config."""
-    spec: Callable[[Raw], ModelSpec]
-    """config.json -> ModelSpec."""
-    key_mapping: Mapping[str, str] = field(default_factory=dict)
-    """Regular expression on a weight's name in the file -> its name in the stock class (one group at most)."""
 
 
 def entry_for(raw: Raw) -> tuple[str, Entry]:
@@ -43,27 +25,55 @@ def entry_for(raw: Raw) -> tuple[str, Entry]:
     return name, REGISTRY[name]
 
 
-def _eos(raw: Raw) -> tuple[int, ...]:
-    value = raw.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+# --- pieces that several entries share -----------------------------------------------------------------------------
 
 
-def _with_turn_end(raw: Raw, turn_end: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((*_eos(raw), turn_end)))
+def _rope(*, partial: float | None = None) -> Any:
+    """`rope_parameters` of a stock config, from the names of either transformers era; plain RoPE only."""
+
+    def translate(raw: Raw) -> dict[str, Any]:
+        given = dict(raw.get("rope_parameters") or {})
+        if given.get("rope_type", "default") != "default":
+            raise CheckpointError(f"expected plain RoPE as in the published checkpoints, got {given}.")
+        theta = given.get("rope_theta") or Key("rope_theta")(raw)
+        rope = {"rope_type": "default", "rope_theta": float(theta)}
+        if partial is not None:
+            rope["partial_rotary_factor"] = given.get("partial_rotary_factor") or raw.get(
+                "partial_rotary_factor", partial
+            )
+        return rope
+
+    return translate
 
 
-def _mask_token_id(raw: Raw) -> int:
-    if raw.get("mask_token_id") is None:
-        raise ModelError(
-            "config.json declares no mask_token_id: leap_kernels decodes masked-diffusion models only. "
-            "An autoregressive model cannot be decoded; a masked one needs the id in its config."
-        )
-    return int(raw["mask_token_id"])
+# Config keys that mean the same in Qwen's family and in the stock classes.
+_QWEN: dict[str, Any] = {
+    "vocab_size": Key("vocab_size"),
+    "hidden_size": Key("hidden_size"),
+    "intermediate_size": Key("intermediate_size"),
+    "num_hidden_layers": Key("num_hidden_layers"),
+    "num_attention_heads": Key("num_attention_heads"),
+    "num_key_value_heads": Key("num_key_value_heads", "num_attention_heads"),
+    "max_position_embeddings": Key("max_position_embeddings"),
+    "rms_norm_eps": Key("rms_norm_eps", default=1e-6),
+    "rope_parameters": _rope(),
+    "tie_word_embeddings": Key("tie_word_embeddings", default=False),
+}
+_WITH_HEAD_DIM = {"head_dim": Key("head_dim", default=lambda raw: raw["hidden_size"] // raw["num_attention_heads"])}
+_QWEN2: dict[str, Any] = {**_QWEN, "use_sliding_window": False}
+_QWEN3: dict[str, Any] = {**_QWEN2, **_WITH_HEAD_DIM, "attention_bias": False}
+_QWEN_FIXED = {"hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None}
+
+_SDAR_FIXED = {**_QWEN_FIXED, "attention_bias": False, "use_regular_causal": False}
+_SDAR_BLOCK = Key("block_size", default=4)
+_SDAR_IDS = Ids((151936,), mask=151669, eos=151643, turn_end=151645, positions="32768")
 
 
-# --- LLaDA: a Llama without causality, with its own names (models.md section 3) ------------------------------------
+def _block_by_block(raw: Raw) -> dict[str, Any]:
+    return {"block_length": _SDAR_BLOCK(raw), "threshold": 0.85}
+
+
+# --- LLaDA: a Llama without causality, with its own names ----------------------------------------------------------
 
 _INSIDE = {
     "attn_norm": "input_layernorm",
@@ -77,154 +87,280 @@ _INSIDE = {
     "ff_out": "mlp.down_proj",
 }
 _OUTSIDE = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
-# Anchored, because a block has an ff_out as well.
-_LLADA_NAMES = {rf"^model\.transformer\.{a}\.": f"{b}." for a, b in _OUTSIDE.items()} | {
-    rf"^model\.transformer\.blocks\.(\d+)\.{a}\.": rf"model.layers.\1.{b}." for a, b in _INSIDE.items()
-}
 
-# What a Llama is; a LLaDA config that says otherwise describes a model that this mapping would get wrong.
-_LLADA_FIXED = {
-    "block_type": "llama",
-    "activation_type": "silu",
-    "layer_norm_type": "rms",
-    "rope": True,
-    "alibi": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "attention_layer_norm": False,
-    "scale_logits": False,
-    "input_emb_norm": False,
-}
-_LLADA_VOCABULARY, _LLADA_TURN_END = 126464, 126348  # the published tokenizer's width and its <|eot_id|>
-
-
-def _llada_width(raw: Raw) -> int:
-    """Embedding rows, which may be more than the tokenizer has tokens."""
-    return int(raw.get("embedding_size") or raw["vocab_size"])
-
-
-def _llada_eos(raw: Raw) -> tuple[int, ...]:
-    """End of text, and end of turn where the vocabulary is the published one."""
-    return _with_turn_end(raw, _LLADA_TURN_END) if _llada_width(raw) == _LLADA_VOCABULARY else _eos(raw)
-
-
-def _llada_config(raw: Raw) -> dict[str, Any]:
-    wrong = {key: raw[key] for key, value in _LLADA_FIXED.items() if raw.get(key, value) != value}
-    if wrong:
-        raise CheckpointError(f"this LLaDA config is not Llama-shaped: {wrong}; expected {_LLADA_FIXED}.")
-    hidden = raw["d_model"]
-    return {
-        "vocab_size": _llada_width(raw),
-        "hidden_size": hidden,
-        "intermediate_size": raw.get("mlp_hidden_size") or raw.get("mlp_ratio", 4) * hidden,
-        "num_hidden_layers": raw["n_layers"],
-        "num_attention_heads": raw["n_heads"],
-        "num_key_value_heads": raw.get("n_kv_heads") or raw["n_heads"],
-        "max_position_embeddings": raw["max_sequence_length"],
-        "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
-        "rope_parameters": {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)},
+_LLADA = Entry(
+    architecture="LLaDAModelLM",
+    family="LLaDA",
+    model_class="LlamaForCausalLM",
+    translation={
+        "vocab_size": Key("embedding_size", "vocab_size"),
+        "hidden_size": Key("d_model"),
+        "intermediate_size": Key("mlp_hidden_size", default=lambda raw: raw.get("mlp_ratio", 4) * raw["d_model"]),
+        "num_hidden_layers": Key("n_layers"),
+        "num_attention_heads": Key("n_heads"),
+        "num_key_value_heads": Key("n_kv_heads", "n_heads"),
+        "max_position_embeddings": Key("max_sequence_length"),
+        "rms_norm_eps": Key("rms_norm_eps", default=1e-5),
+        "rope_parameters": lambda raw: {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)},
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": raw.get("weight_tying", False),
-        "pad_token_id": raw.get("pad_token_id"),
-        "bos_token_id": raw.get("bos_token_id"),
-        "eos_token_id": list(_llada_eos(raw)) or None,
-        # Kept in the config so that a saved model can be loaded again as a masked Llama.
-        "mask_token_id": _mask_token_id(raw),
-        "rope_fp32": raw.get("rope_full_precision", True),
-        "leap_defaults": dict(raw.get("leap_defaults", {})),
-        "is_causal": False,
-        "use_cache": False,  # a causal model's cache is of no use, and some releases mix dtypes in it
-    }
+        "tie_word_embeddings": Key("weight_tying", default=False),
+    },
+    # What a Llama is; a config that says otherwise describes a model that this mapping would get wrong.
+    fixed={
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "rope": True,
+        "alibi": False,
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "attention_layer_norm": False,
+        "scale_logits": False,
+        "input_emb_norm": False,
+    },
+    # Anchored, because a block has an ff_out as well.
+    names={rf"^model\.transformer\.{a}\.": f"{b}." for a, b in _OUTSIDE.items()}
+    | {rf"^model\.transformer\.blocks\.(\d+)\.{a}\.": rf"model.layers.\1.{b}." for a, b in _INSIDE.items()},
+    ids=Ids((126464,), mask=126336, eos=126081, turn_end=126348, pad=126081, positions="4096"),
+    rope_fp32=Key("rope_full_precision", default=True),
+    checkpoints=(
+        "GSAI-ML/LLaDA-8B-Base",
+        "GSAI-ML/LLaDA-8B-Instruct",
+        "GSAI-ML/LLaDA-1.5",
+        "Zigeng/dParallel-LLaDA-8B-instruct",
+    ),
+    licence="MIT",
+    citation="Nie et al., Large Language Diffusion Models, arXiv:2502.09992; LLaDA-1.5: Zhu et al., arXiv:2505.19223; "
+    "dParallel: Chen et al., arXiv:2509.26488",
+    note="Rotates queries and keys in float32 whatever the dtype. dParallel differs in its weights only.",
+)
+
+# --- Dream: a Qwen2 without causality whose row i - 1 predicts token i ---------------------------------------------
+
+_DREAM = Entry(
+    architecture="DreamModel",
+    family="Dream",
+    model_class="Qwen2ForCausalLM",
+    translation={
+        **_QWEN2,
+        "rope_parameters": lambda raw: _rope()({"rope_theta": 1e6, **raw}),
+    },
+    fixed=_QWEN_FIXED,
+    ids=Ids((152064,), mask=151666, eos=151643, turn_end=151645, pad=151643, positions="131072 (Dream documents 2048)"),
+    shift=1,
+    checkpoints=(
+        "Dream-org/Dream-v0-Base-7B",
+        "Dream-org/Dream-v0-Instruct-7B",
+        "Dream-org/Dream-Coder-v0-Instruct-7B",
+        "apple/DiffuCoder-7B-Instruct",
+        "apple/DiffuCoder-7B-cpGRPO",
+        "Zigeng/dParallel_Dream_7B_Instruct",
+    ),
+    licence="Apache-2.0 (DiffuCoder: Apple's own, see its card)",
+    citation="Ye et al., Dream 7B: Diffusion Large Language Models, arXiv:2508.15487; DiffuCoder: Gong et al., "
+    "arXiv:2506.20639; Dream-Coder: Xie et al., arXiv:2509.01142; dParallel: Chen et al., arXiv:2509.26488",
+    note="The mask id stands in the model's config; generation_config.json has a null in its place.",
+)
+
+# --- LLaDA-MoE: a Qwen3-MoE with other config keys -----------------------------------------------------------------
 
 
-def _llada_spec(raw: Raw) -> ModelSpec:
-    return ModelSpec(
-        mask_token_id=_mask_token_id(raw),
-        eos_token_ids=_llada_eos(raw),
-        pad_token_id=raw.get("pad_token_id"),
-        rope_fp32=raw.get("rope_full_precision", True),
-        max_positions=raw["max_sequence_length"],
-        vocab_size=_llada_width(raw),
-        defaults=raw.get("leap_defaults", {}),
-    )
+def _dense_layers(raw: Raw) -> list[int]:
+    """The layers without experts: those where moe_layer_freq is 0."""
+    frequency = raw.get("moe_layer_freq", 1)
+    each = frequency if isinstance(frequency, list) else [frequency] * raw["num_hidden_layers"]
+    return [layer for layer, sparse in enumerate(each) if not sparse]
 
 
-# --- Llama-shaped masked models, as they are -----------------------------------------------------------------------
+_LLADA_MOE = Entry(
+    architecture="LLaDAMoEModelLM",
+    family="LLaDA-MoE",
+    model_class="Qwen3MoeForCausalLM",
+    translation={
+        **_QWEN3,
+        "rms_norm_eps": Key("rms_norm_eps", default=1e-5),
+        "intermediate_size": Key("dense_intermediate_size", "intermediate_size"),
+        "moe_intermediate_size": Key("expert_intermediate_size"),
+        "num_experts": Key("num_experts"),
+        "num_experts_per_tok": Key("num_experts_per_tok"),
+        "norm_topk_prob": Key("norm_topk_prob", default=False),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": _dense_layers,
+    },
+    fixed={**_QWEN_FIXED, "qk_layernorm": True, "shared_expert_intermediate_size": None, "attention_bias": False},
+    ids=Ids((157184,), mask=156895, eos=156892, turn_end=156892, pad=156892, positions="8192"),
+    checkpoints=("inclusionAI/LLaDA-MoE-7B-A1B-Base", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"),
+    licence="Apache-2.0",
+    citation="Zhu et al., LLaDA-MoE: A Sparse MoE Diffusion Language Model, arXiv:2509.24389",
+    note='model_type is "llada", as that of the dense model. config.json names no mask token.',
+)
 
+# --- LLaDA2: a GLM4-MoE that sees blocks of 32 ---------------------------------------------------------------------
 
-def _llama_config(raw: Raw) -> dict[str, Any]:
-    _mask_token_id(raw)
-    return {**raw, "is_causal": False, "use_cache": False}
-
-
-def _llama_spec(raw: Raw) -> ModelSpec:
-    return ModelSpec(
-        mask_token_id=_mask_token_id(raw),
-        eos_token_ids=_eos(raw),
-        pad_token_id=raw.get("pad_token_id"),
-        rope_fp32=raw.get("rope_fp32", False),
-        max_positions=raw.get("max_position_embeddings"),
-        vocab_size=raw["vocab_size"],
-        defaults=raw.get("leap_defaults", {}),
-    )
-
-
-# --- Dream: a Qwen2 without causality whose row i - 1 predicts token i; the names are Qwen2's own ------------------
-
-_DREAM_VOCABULARY, _DREAM_TURN_END = 152064, 151645  # the published embedding rows and the tokenizer's <|im_end|>
-
-
-def _dream_eos(raw: Raw) -> tuple[int, ...]:
-    return _with_turn_end(raw, _DREAM_TURN_END) if raw["vocab_size"] == _DREAM_VOCABULARY else _eos(raw)
-
-
-def _dream_config(raw: Raw) -> dict[str, Any]:
-    if raw.get("hidden_act", "silu") != "silu" or raw.get("use_sliding_window") or raw.get("rope_scaling"):
-        raise CheckpointError(
-            "this Dream config is not Qwen2-shaped as published: expected hidden_act silu, use_sliding_window false "
-            "and no rope_scaling."
+_LLADA2 = Entry(
+    architecture="LLaDA2MoeModelLM",
+    family="LLaDA2",
+    model_class="Glm4MoeForCausalLM",
+    translation={
+        **_QWEN,
+        **_WITH_HEAD_DIM,
+        "rope_parameters": _rope(partial=0.5),
+        "attention_bias": False,
+        "use_qk_norm": True,
+        "moe_intermediate_size": Key("moe_intermediate_size"),
+        "n_routed_experts": Key("num_experts"),
+        "n_shared_experts": Key("num_shared_experts", default=1),
+        "num_experts_per_tok": Key("num_experts_per_tok"),
+        "n_group": Key("n_group", default=8),
+        "topk_group": Key("topk_group", default=4),
+        "routed_scaling_factor": Key("routed_scaling_factor", default=2.5),
+        "norm_topk_prob": Key("norm_topk_prob", default=True),
+        "first_k_dense_replace": Key("first_k_dense_replace", default=0),
+        "num_mtp_layers": 0,
+    },
+    fixed={
+        **_QWEN_FIXED,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+        "use_bias": False,
+        "norm_head": False,
+        "using_split_qkv_in_self_attention": False,
+    },
+    names={
+        r"^model\.word_embeddings\.": "model.embed_tokens.",
+        r"^model\.layers\.(\d+)\.attention\.dense\.": r"model.layers.\1.self_attn.o_proj.",
+        r"^model\.layers\.(\d+)\.attention\.query_layernorm\.": r"model.layers.\1.self_attn.q_norm.",
+        r"^model\.layers\.(\d+)\.attention\.key_layernorm\.": r"model.layers.\1.self_attn.k_norm.",
+        r"^model\.layers\.(\d+)\.mlp\.gate\.expert_bias$": r"model.layers.\1.mlp.gate.e_score_correction_bias",
+    },
+    fused={
+        "attention.query_key_value.weight": (
+            "self_attn.q_proj.weight",
+            "self_attn.k_proj.weight",
+            "self_attn.v_proj.weight",
         )
-    return {
-        "vocab_size": raw["vocab_size"],
-        "hidden_size": raw["hidden_size"],
-        "intermediate_size": raw["intermediate_size"],
-        "num_hidden_layers": raw["num_hidden_layers"],
-        "num_attention_heads": raw["num_attention_heads"],
-        "num_key_value_heads": raw.get("num_key_value_heads") or raw["num_attention_heads"],
-        "max_position_embeddings": raw["max_position_embeddings"],
-        "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
-        "rope_parameters": {"rope_type": "default", "rope_theta": raw.get("rope_theta", 1e6)},
-        "tie_word_embeddings": raw.get("tie_word_embeddings", False),
-        "use_sliding_window": False,
-        "pad_token_id": raw.get("pad_token_id"),
-        "bos_token_id": raw.get("bos_token_id"),
-        "eos_token_id": list(_dream_eos(raw)) or None,
-        # Kept in the config so that a saved model can be loaded again as a masked Qwen2.
-        "mask_token_id": _mask_token_id(raw),
-        "logits_shift": 1,
-        "leap_defaults": dict(raw.get("leap_defaults", {})),
-        "is_causal": False,
-        "use_cache": False,
-    }
+    },
+    ids=Ids((157184,), mask=156895, eos=156892, turn_end=156892, pad=156892, positions="mini 32768, flash 16384"),
+    block_causal=Key("block_size", default=32),
+    defaults=lambda raw: {"block_length": raw.get("block_size") or 32, "threshold": 0.95},
+    checkpoints=(
+        "inclusionAI/LLaDA2.0-mini",
+        "inclusionAI/LLaDA2.0-flash",
+        "inclusionAI/LLaDA2.1-mini",
+        "inclusionAI/LLaDA2.1-flash",
+    ),
+    licence="Apache-2.0",
+    citation="Bie et al., LLaDA2.0: Scaling Up Diffusion Language Models to 100B, arXiv:2512.15745; LLaDA2.1: "
+    "Bie et al., arXiv:2602.08676",
+    note="Queries, keys and values are stored in one piece and are split on loading. LLaDA2.1's token editing is not "
+    "implemented: what is committed stays.",
+)
+
+# --- SDAR: a Qwen3 that sees blocks --------------------------------------------------------------------------------
+
+_SDAR = Entry(
+    architecture="SDARForCausalLM",
+    family="SDAR",
+    model_class="Qwen3ForCausalLM",
+    translation=_QWEN3,
+    fixed=_SDAR_FIXED,
+    ids=_SDAR_IDS,
+    block_causal=_SDAR_BLOCK,
+    defaults=_block_by_block,
+    checkpoints=("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
+    licence="MIT",
+    citation="Cheng et al., SDAR: A Synergistic Diffusion-AutoRegression Paradigm for Scalable Sequence Generation, "
+    "arXiv:2510.06303",
+    note="Blocks of `block_size` positions where config.json names it, else of 4; variants of 8 to 64 exist. A config "
+    "without it needs spec=dataclasses.replace(model.leap_spec, block_causal_length=...) for those.",
+)
+
+_SDAR_MOE = Entry(
+    architecture="SDARMoeForCausalLM",
+    family="SDAR-MoE",
+    model_class="Qwen3MoeForCausalLM",
+    translation={
+        **_QWEN3,
+        "moe_intermediate_size": Key("moe_intermediate_size"),
+        "num_experts": Key("num_experts"),
+        "num_experts_per_tok": Key("num_experts_per_tok"),
+        "norm_topk_prob": Key("norm_topk_prob", default=True),
+        "decoder_sparse_step": Key("decoder_sparse_step", default=1),
+        "mlp_only_layers": Key("mlp_only_layers", default=lambda raw: []),
+    },
+    fixed=_SDAR_FIXED,
+    ids=_SDAR_IDS,
+    block_causal=_SDAR_BLOCK,
+    defaults=_block_by_block,
+    checkpoints=("JetLM/SDAR-30B-A3B-Chat",),
+    licence="MIT",
+    citation=_SDAR.citation,
+    note="As SDAR, with experts.",
+)
+
+# --- Fast-dLLM v2: a shifted Qwen2 that sees blocks of 32, decoded in sub-blocks of 8 ------------------------------
+
+_FAST_DLLM = Entry(
+    architecture="Fast_dLLM_QwenForCausalLM",
+    family="Fast-dLLM v2",
+    model_class="Qwen2ForCausalLM",
+    translation=_QWEN2,
+    fixed=_QWEN_FIXED,
+    ids=Ids((152064, 151936), mask=151665, eos=151645, turn_end=151645, pad=151645, positions="32768"),
+    shift=1,
+    block_causal=Key("bd_size", default=32),
+    defaults=lambda raw: {"block_length": min(8, raw.get("bd_size") or 32)},
+    checkpoints=("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Efficient-Large-Model/Fast_dLLM_v2_7B"),
+    licence="Apache-2.0",
+    citation="Wu et al., Fast-dLLM v2: Efficient Block-Diffusion LLM, arXiv:2509.26328",
+    note="Row i - 1 predicts token i, the first token of a block is read in the block before it. Sub-blocks are "
+    "`block_length`, which divides the block of 32.",
+)
+
+# --- stock classes with a mask token, as `save_pretrained` writes what was loaded ----------------------------------
 
 
-def _dream_spec(raw: Raw) -> ModelSpec:
-    return replace(_llama_spec(raw), shift=1, eos_token_ids=_dream_eos(raw))
+def _declared(what: str, meaning: str) -> Any:
+    """A key of LEAP's own that nothing in the weights could stand in for."""
+
+    def read(raw: Raw) -> int:
+        if raw.get(what) is None:
+            name = (raw.get("architectures") or ["model"])[0]
+            raise ModelError(f"config.json of this masked {name} declares no {what}. {meaning}")
+        return int(raw[what])
+
+    return read
 
 
-def _qwen2_spec(raw: Raw) -> ModelSpec:
-    if raw.get("logits_shift") not in (0, 1):
-        raise ModelError(
-            "config.json of this masked Qwen2 declares no logits_shift. Write 1 where row i - 1 predicts token i "
-            "(Dream), 0 where row i does."
+_SHIFT = _declared("logits_shift", "Write 1 where row i - 1 predicts token i (Dream), 0 where row i does.")
+_BLOCK = _declared("block_causal_length", "Write the block size, or 0 where every row sees every row.")
+_FP32 = Key("rope_fp32", default=False)
+
+_STOCK = (
+    Entry(
+        architecture="LlamaForCausalLM",
+        family="masked Llama",
+        model_class="LlamaForCausalLM",
+        shift=Key("logits_shift", default=0),
+        block_causal=Key("block_causal_length", default=0),
+        rope_fp32=_FP32,
+    ),
+    *(
+        Entry(
+            architecture=f"{name}ForCausalLM",
+            family=f"masked {name}",
+            model_class=f"{name}ForCausalLM",
+            shift=_SHIFT,
+            block_causal=Key("block_causal_length", default=0) if name == "Qwen2" else _BLOCK,
+            rope_fp32=_FP32,
         )
-    return replace(_llama_spec(raw), shift=raw["logits_shift"])
-
+        for name in ("Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
+    ),
+)
 
 REGISTRY: dict[str, Entry] = {
-    "LLaDAModelLM": Entry("LlamaForCausalLM", _llada_config, _llada_spec, _LLADA_NAMES),
-    "LlamaForCausalLM": Entry("LlamaForCausalLM", _llama_config, _llama_spec),
-    "DreamModel": Entry("Qwen2ForCausalLM", _dream_config, _dream_spec),
-    "Qwen2ForCausalLM": Entry("Qwen2ForCausalLM", _llama_config, _qwen2_spec),
+    entry.architecture: entry for entry in (_LLADA, _DREAM, _LLADA_MOE, _LLADA2, _SDAR, _SDAR_MOE, _FAST_DLLM, *_STOCK)
 }

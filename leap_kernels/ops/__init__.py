@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four ops of a LEAP step, each usable alone on CPU and CUDA.
+"""The ops of a decoding step, each usable alone on CPU and CUDA.
 
 | op | in | out |
 | --- | --- | --- |
@@ -7,15 +7,19 @@
 | `superpose` | canvas, masked targets, candidates | appended rows (mask copies and candidates) |
 | `superposed_attention` | q, k, v and row metadata | attention under the visibility rule, log-sum-exp |
 | `check_consistency` | base statistics, the copies' argmax | which targets to commit, and why |
+| `row_kl` | logits, the logits before | per row: KL of its softmax against the one before |
+| `sample_rows` | logits, seeds, steps, positions | per row: a token drawn with temperature, its probability without |
 
-`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"` are
-taken at their word and never fall back.
+`backend="auto"` runs the reference on CPU tensors and Triton on CUDA tensors; `"reference"` and `"triton"`, and for
+`check_consistency` the optional extension as `"cuda"`, are taken at their word and never fall back.
 """
 
 from . import library  # noqa: F401 - registers the operators
 from .attention import Attention, Switches, superposed_attention
 from .candidates import TopEta, max_candidates, top_eta
 from .consistency import CONFIDENT, CONVERGED, FORCED, Consistency, check_consistency
+from .divergence import row_kl
+from .sampling import Sampled, sample_rows
 from .superposition import BASE, BRANCH, CANDIDATE, COPY, PADDING, Superposed, superpose
 
 __all__ = [
@@ -29,11 +33,14 @@ __all__ = [
     "PADDING",
     "Attention",
     "Consistency",
+    "Sampled",
     "Superposed",
     "Switches",
     "TopEta",
     "check_consistency",
     "max_candidates",
+    "row_kl",
+    "sample_rows",
     "superpose",
     "superposed_attention",
     "top_eta",

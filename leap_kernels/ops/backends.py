@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from ..errors import BackendError, ConfigError
+from . import extension
 
 __all__ = ["BACKENDS", "INTERPRETED", "NAMESPACE", "check_name", "choose", "dispatch", "why_no_triton"]
 
 NAMESPACE = "leap"  # of the operators that library.py registers
 
-BACKENDS = ("auto", "reference", "triton")
+BACKENDS = ("auto", "reference", "triton", "cuda")
 
 # Triton reads this variable when a kernel is decorated, so what it was at import decides for the whole process.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -27,15 +28,15 @@ MIN_CAPABILITY = (8, 0)
 _log = logging.getLogger("leap_kernels")
 
 
-def check_name(backend: str) -> None:
-    """Refuse a backend name that does not exist."""
-    if backend == "cuda":
-        raise BackendError(
-            'backend="cuda" is the optional CUDA extension, which this version does not have. '
-            'Use backend="auto", "triton" or "reference".'
-        )
+def check_name(backend: str, op: str = "") -> None:
+    """Refuse a backend that does not exist, or that has no kernel for `op`; without `op`, for one of the four."""
     if backend not in BACKENDS:
         raise ConfigError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}. Leave it at "auto".')
+    if backend == "cuda" and op not in extension.OPS:
+        raise BackendError(
+            f'backend="cuda" is the optional CUDA extension, which has a kernel for {", ".join(extension.OPS)} and '
+            f'{f"none for {op}" if op else "not for the other ops"}. Use backend="auto", "triton" or "reference".'
+        )
 
 
 def why_no_triton(device: torch.device) -> str:
@@ -62,15 +63,23 @@ def _say_once(message: str) -> None:
     _log.warning(message)
 
 
-def choose(backend: str, device: torch.device, *, limit: str = "") -> str:
-    """Resolve `backend` for tensors on `device` to "reference" or "triton".
+def choose(backend: str, device: torch.device, *, op: str = "", limit: str = "") -> str:
+    """Resolve `backend` for tensors on `device` to "reference", "triton" or "cuda"; `op` as in `check_name`.
 
     `limit` says, when not empty, why the Triton kernel of this op cannot take this input. A backend asked for by
-    name never falls back (BackendError); "auto" may, and says so once.
+    name never falls back (BackendError); "auto" may, and says so once. It never takes "cuda".
     """
-    check_name(backend)
+    check_name(backend, op)
     if backend == "reference" or (backend == "auto" and device.type != "cuda"):
         return "reference"
+    if backend == "cuda":
+        reason = extension.why_not("cuda") if device.type == "cuda" else f"it needs CUDA tensors, these are on {device}"
+        if not reason:
+            return "cuda"
+        raise BackendError(
+            'backend="cuda", the optional CUDA extension, cannot run here; '
+            f'use backend="auto", "triton" or "reference". The reason: {reason}'
+        )
     reason = why_no_triton(device)
     if backend == "triton" and reason:
         raise BackendError(
@@ -94,9 +103,11 @@ def dispatch(
     op: str, folder: str, backend: str, device: torch.device, args: tuple[Any, ...], *, limit: str = ""
 ) -> Any:
     """Run operator `op`, whose files are in `ops/<folder>`, on the backend that `choose` picks."""
-    chosen = choose(backend, device, limit=limit)
+    chosen = choose(backend, device, op=op, limit=limit)
     if (device.type, chosen) in _REGISTERED:
         return getattr(getattr(torch.ops, NAMESPACE), op)(*args)
+    if chosen == "cuda":
+        return extension.run(op, args)
     if chosen == "triton":
         return importlib.import_module(f".{folder}.kernel", __package__).launch(*args)
     return getattr(importlib.import_module(f".{folder}.reference", __package__), op)(*args)

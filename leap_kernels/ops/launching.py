@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the four Triton launchers share."""
+"""What the Triton launchers share."""
 
 from __future__ import annotations
 

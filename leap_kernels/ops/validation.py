@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ __all__ = [
     "in_range",
     "integer",
     "last_stride_one",
+    "logits",
     "no_gradients",
     "number",
     "one_device",
     "shape_is",
+    "token_ids",
 ]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -60,6 +62,31 @@ def last_stride_one(name: str, value: Tensor) -> None:
             f"{name} must have stride 1 in the last dimension, got stride {tuple(value.stride())}. "
             "Call .contiguous() or pass the untransposed tensor."
         )
+
+
+def logits(name: str, value: Tensor) -> None:
+    """Refuse what is no (N, V) float tensor with V >= 1 and contiguous rows."""
+    dtype_in(name, value, FLOATS)
+    shape_is(name, value, ("N", "V"))
+    if value.shape[1] < 1:
+        raise InputError(expected(f"{name}.shape", "(N, V) with V >= 1", tuple(value.shape)))
+    last_stride_one(name, value)
+
+
+def token_ids(name: str, value: Tensor | Sequence[int] | None, device: torch.device) -> Tensor | None:
+    """An optional list of token ids as a 1-D int64 tensor; a sequence is put on `device`."""
+    if value is not None and not isinstance(value, Tensor):
+        if not isinstance(value, Sequence) or not all(_is_id(i) for i in value):
+            raise InputError(expected(name, "a 1-D int64 tensor or a sequence of token ids", repr(value)))
+        value = torch.tensor(list(value), dtype=torch.int64, device=device)
+    if value is not None:
+        dtype_in(name, value, (torch.int64,))
+        shape_is(name, value, ("n",))
+    return value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def one_device(**tensors: Tensor | None) -> torch.device:

@@ -1,11 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding rules, one file a published rule."""
 
-from .base import Decision, Strategy, View
+from .base import BaseRule, Decision, Strategy, View
+from .credit import Credit
+from .entropy import Entropy
+from .entropy_threshold import EntropyThreshold
+from .factor import Factor
 from .full import Full
+from .klass import Klass
 from .leap import Leap
+from .prophet import Prophet
 from .threshold import Threshold
 
-__all__ = ["STRATEGIES", "Decision", "Full", "Leap", "Strategy", "Threshold", "View"]
+__all__ = [
+    "STRATEGIES",
+    "BaseRule",
+    "Credit",
+    "Decision",
+    "Entropy",
+    "EntropyThreshold",
+    "Factor",
+    "Full",
+    "Klass",
+    "Leap",
+    "Prophet",
+    "Strategy",
+    "Threshold",
+    "View",
+]
 
-STRATEGIES: dict[str, type[Strategy]] = {rule.name: rule for rule in (Full, Threshold, Leap)}
+STRATEGIES: dict[str, type[Strategy]] = {
+    rule.name: rule for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Leap)
+}

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from ..ops import Superposed, Switches
+from ..errors import ConfigError, expected
+from ..ops import CONFIDENT, FORCED, Superposed, Switches
+from ..ops.sampling.reference import uniform
 from ..ops.validation import number
 
 if TYPE_CHECKING:
@@ -16,7 +20,26 @@ if TYPE_CHECKING:
     from ..models.spec import ModelSpec
     from ..statistics import RowStatistics
 
-__all__ = ["Decision", "Strategy", "View", "check_range"]
+__all__ = [
+    "CANDIDATES",
+    "CANVAS",
+    "NEXT_BLOCK",
+    "BaseRule",
+    "Decision",
+    "Strategy",
+    "View",
+    "check_choice",
+    "check_count",
+    "check_range",
+    "even_share",
+    "noise",
+    "ranks",
+    "reasons",
+    "schedule",
+    "steps_per_block",
+]
+
+CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +58,13 @@ class View:
     """(B, T) int32: how many; None before the first forward and for strategies that need none."""
     spec: ModelSpec
     backend: str
+    canvas: Canvas
+    """Where each sample stands: block numbers, masks left, forwards made on the block (all on the host)."""
+    seeds: Tensor
+    """(B,) int64: the samples' seeds."""
+    step: int
+    """The coming forward, counted from 1; in `accept`, the one just made."""
+    temperature: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,21 +74,29 @@ class Decision:
     token: Tensor
     """(B, T) int64."""
     reason: Tensor
-    """(B, T) int32: 0 leaves the target masked; 1 confident, 2 converged, 3 forced."""
+    """(B, T) int32: 0 leaves a position as it is; 1 confident, 2 converged, 3 forced."""
+    confidence: Tensor | None = None
+    """(B, T) float32: the tokens' probabilities, for the history; None is `stats.prob1`."""
+    column: Tensor | None = None
+    """(B, T') int64 columns of the canvas, -1 for none, to which the others then belong; None is `view.targets`."""
 
 
 class Strategy:
     """Base of all decoding rules; a rule of your own is a frozen dataclass that overrides `accept`.
 
     Pass it as an object: `decode(model, ids, strategy=MyRule(...))`. Every forward must commit at least one target
-    of every sample.
+    of every sample, unless `max_forwards` says otherwise.
     """
 
     name: ClassVar[str] = "custom"
-    needs_candidates: ClassVar[bool] = False
-    """Whether the loop keeps the tokens with p >= eta of each forward for the next one."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
+    p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
+    are read, which caches and block-causal models do not always compute."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
+    parity: str | None = None
+    """Whose public code to follow in its quirks."""
 
     @property
     def appends(self) -> bool:
@@ -69,6 +107,10 @@ class Strategy:
     def switches(self) -> Switches:
         """Who sees whom among the appended rows."""
         return Switches()
+
+    def max_forwards(self, canvas: Canvas) -> int | None:
+        """Bound on a sample's forwards; None for rules that commit a target of every sample in every forward."""
+        return None
 
     def start(self, canvas: Canvas) -> Any:
         """State carried from step to step; None, or an object with `select(index)` that follows the batch."""
@@ -82,7 +124,98 @@ class Strategy:
         """Which targets to commit, and with which token."""
         raise TypeError(f"{type(self).__name__} is a Strategy without an accept(stats, view, state) method.")
 
+    def look_into(self, state: Any, sample: Tensor, column: Tensor, logits: Tensor) -> None:
+        """What the forward just made predicts in blocks that samples have entered: (n,), (n,) and (n, V).
+
+        Called for rules that need "next block", where that forward computed all rows of the block.
+        """
+
+    def leaving(self, canvas: Canvas, state: Any) -> list[int]:
+        """Samples (indices of the batch) that leave their block after this forward: those without a mask in it."""
+        return [i for i, left in enumerate(canvas.left) if not left]
+
+
+class BaseRule(Strategy):
+    """A rule that looks at one forward alone: what qualifies is committed, or else the first in its order.
+
+    LEAP can stand on any of these: `Leap(base=...)`.
+    """
+
+    def qualifies(self, stats: RowStatistics, view: View) -> Tensor:
+        """(B, T) bool: the targets that the rule commits; what it says of no targets does not matter."""
+        raise NotImplementedError
+
+    def order(self, stats: RowStatistics) -> Tensor:
+        """(B, T) what to rank the targets by, the highest first."""
+        return stats.prob1
+
+    def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
+        rank = ranks(self.order(stats), view.targets)
+        return Decision(stats.top1, reasons(self.qualifies(stats, view), rank, view.targets))
+
+
+# --- what several rules share ----------------------------------------------------------------------------------------
+
+
+def noise(view: View) -> Tensor:
+    """(B, T) uniforms in (0, 1) from the samples' seeds, the step and the targets' positions."""
+    pos = view.pos.gather(1, view.targets.clamp(min=0).long()).long()
+    step, no_token = torch.tensor(view.step), torch.tensor(-1)  # where tokens are drawn, an id stands here
+    return uniform(view.seeds[:, None], step, pos, no_token)
+
+
+def ranks(score: Tensor, targets: Tensor) -> Tensor:
+    """(B, T) rank of each target by falling score, from 0; the lowest position first on a tie, no targets last."""
+    order = score.masked_fill(targets < 0, float("-inf")).sort(dim=1, descending=True, stable=True).indices
+    return torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+
+
+def reasons(qualified: Tensor, rank: Tensor, targets: Tensor) -> Tensor:
+    """(B, T) int32: CONFIDENT where a target qualified; where none of a sample did, FORCED for its first by rank."""
+    qualified = qualified & (targets >= 0)
+    first = (rank == 0) & (targets >= 0) & ~qualified.any(1, keepdim=True)
+    return torch.where(qualified, CONFIDENT, torch.where(first, FORCED, 0)).to(torch.int32)
+
+
+def even_share(masks: int, steps: int, step: int) -> int:
+    """How many of `masks` the `step`-th of `steps` steps commits, from 0: evenly, the remainder to the first steps."""
+    return masks // steps + (step < masks % steps)
+
+
+def schedule(canvas: Canvas, steps: int | None) -> list[int]:
+    """(B,) commits of the coming forward where `steps` are spread evenly over blocks and masks; None is one a step."""
+    per_block = steps_per_block(canvas, steps)
+    if per_block is None:
+        return [min(1, left) for left in canvas.left]
+    return [even_share(n, per_block, j) for n, j in zip(canvas.entered, canvas.forwards, strict=True)]
+
+
+def steps_per_block(canvas: Canvas, steps: int | None) -> int | None:
+    """`steps` divided among the blocks of a canvas; ConfigError where that does not go."""
+    if steps is None:
+        return None
+    blocks = -(-canvas.new_tokens // canvas.block_length)
+    if steps % blocks:
+        what = f"a multiple of the {blocks} blocks ({canvas.new_tokens} new tokens of {canvas.block_length} a block)"
+        raise ConfigError(expected("steps", what, steps))
+    return steps // blocks
+
 
 def check_range(name: str, value: object, low: float, high: float) -> None:
     """Refuse an option outside [low, high]."""
     number(name, value, low, high, f"a number in [{low:g}, {high:g}]")
+
+
+def check_count(name: str, value: object, *, none: bool = False) -> None:
+    """Refuse an option that is no whole number of at least 1 (or None, with `none`)."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and not (none and value is None):
+        raise ConfigError(expected(name, "a whole number of at least 1" + ", or None" * none, repr(value)))
+
+
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Refuse an option that is none of `choices`."""
+    if value not in choices:
+        raise ConfigError(expected(name, "one of " + ", ".join(str(c) for c in choices), repr(value)))

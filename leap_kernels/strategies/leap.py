@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError, expected
 from ..ops import Superposed, Switches, check_consistency, superpose
 from ..ops.validation import flag
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_range
+from .base import CANDIDATES, BaseRule, Decision, Strategy, View, check_range
+from .entropy import Entropy
+from .entropy_threshold import EntropyThreshold
+from .factor import Factor
 
 __all__ = ["Leap"]
+
+BASES: dict[str, Callable[[], BaseRule | None]] = {
+    "threshold": lambda: None,
+    **{rule.name: rule for rule in (Factor, Entropy, EntropyThreshold)},
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,12 @@ class Leap(Strategy):
     """A candidate sees the candidates of other targets."""
     candidates_see_copies: bool = True
     """A candidate sees the copies of other targets."""
+    base: str | BaseRule = "threshold"
+    """The rule whose set is kept beside what the copies agree on: "threshold" (with the `threshold` above), "factor",
+    "entropy" or "entropy_threshold" with their defaults, or an object such as EntropyThreshold(0.45)."""
 
     name: ClassVar[str] = "leap"
-    needs_candidates: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({CANDIDATES})
 
     def __post_init__(self) -> None:
         for name in ("threshold", "tau", "copy_threshold"):
@@ -55,6 +68,11 @@ class Leap(Strategy):
         for name in ("keep_confident", "require_lookahead"):
             flag(name, getattr(self, name))
         self.switches  # noqa: B018 - checks the four
+        if not isinstance(self.base, BaseRule) and not (isinstance(self.base, str) and self.base in BASES):
+            what = f"one of {', '.join(BASES)}, or an object of such a rule"
+            raise ConfigError(expected("base", what, repr(self.base)))
+        if self.base != "threshold" and self.threshold != Leap.threshold:
+            raise ConfigError('threshold belongs to base="threshold". Pass an object: base=EntropyThreshold(0.45).')
 
     @property
     def switches(self) -> Switches:
@@ -74,10 +92,11 @@ class Leap(Strategy):
         copy_top1 = stats.copy_top1
         if self.require_lookahead and view.cand_counts is not None:
             copy_top1 = copy_top1.masked_fill(~_looks_ahead(view), -1)
+        base = self.base if isinstance(self.base, BaseRule) else BASES[self.base]()
         verdict = check_consistency(
             view.targets, stats.top1, stats.prob1, copy_top1, stats.copy_prob1,
             phi=self.threshold, tau=self.tau, kappa=self.copy_threshold, keep_confident=self.keep_confident,
-            backend=view.backend,
+            base_accept=None if base is None else base.qualifies(stats, view), backend=view.backend,
         )  # fmt: skip
         return Decision(stats.top1, verdict.reason)
 

@@ -6,27 +6,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from ..ops import check_consistency
 from ..statistics import RowStatistics
-from .base import Decision, Strategy, View, check_range
+from .base import BaseRule, Decision, View, check_choice, check_range
 
 __all__ = ["Threshold"]
 
 
 @dataclass(frozen=True)
-class Threshold(Strategy):
+class Threshold(BaseRule):
     """Commit { i : c_i > threshold }; if that is empty, the most confident target."""
 
     threshold: float = 0.9
     """phi, in [0, 1]; strict. The paper and Fast-dLLM use 0.9."""
+    parity: str | None = None
+    """None, or "fast_dllm": c_i >= threshold, with c from a softmax in float64."""
 
     name: ClassVar[str] = "threshold"
 
     def __post_init__(self) -> None:
         check_range("threshold", self.threshold, 0, 1)
+        check_choice("parity", self.parity, (None, "fast_dllm"))
+
+    def qualifies(self, stats: RowStatistics, view: View) -> Tensor:
+        if self.parity:
+            return stats.exact_prob1() >= self.threshold
+        return stats.prob1 > stats.prob1.new_tensor(self.threshold)  # rounded to float32
+
+    def order(self, stats: RowStatistics) -> Tensor:
+        return stats.exact_prob1() if self.parity else stats.prob1
 
     def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
-        verdict = check_consistency(
+        if self.parity:
+            return super().accept(stats, view, state)
+        verdict = check_consistency(  # one launch on a GPU
             view.targets, stats.top1, stats.prob1, stats.copy_top1, stats.copy_prob1,
             phi=self.threshold, backend=view.backend,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import triton
+from aot import figures
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -23,6 +24,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from leap_kernels.ops.attention import kernel as attention
 from leap_kernels.ops.candidates import kernel as candidates
 from leap_kernels.ops.consistency import kernel as consistency
+from leap_kernels.ops.divergence import kernel as divergence
+from leap_kernels.ops.sampling import kernel as sampling
 from leap_kernels.ops.superposition import kernel as superposition
 
 pytestmark = pytest.mark.aot
@@ -63,7 +66,7 @@ class Compiled(NamedTuple):
 def record(monkeypatch):
     """record(arch, launch, *args): the calls that launch(*args) makes on an architecture, in order."""
     calls: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
-    for module in (attention, candidates, consistency, superposition):
+    for module in (attention, candidates, consistency, divergence, sampling, superposition):
         for kernel in vars(module).values():
             if isinstance(kernel, JITFunction):
 
@@ -100,8 +103,27 @@ def compiled(call: Call, architecture: int, folder: Path) -> Compiled:
     return Compiled(result.asm["ptx"], result.metadata.shared, int(registers), int(stack))
 
 
-def check(call: Call, architecture: int, folder: Path, *, registers: int) -> str:
-    """Compile; no spilled register, no local memory, shared memory and registers within bounds. Returns the PTX."""
+@pytest.fixture
+def check(request, tmp_path):
+    """check(call, architecture, form, registers=ceiling): compile; nothing spilled, shared memory and registers within
+    bounds and as docs/kernels.md says. Returns the PTX."""
+    writing = request.config.getoption("--write-figures")
+
+    def checked(call: Call, architecture: int, form: str, *, registers: int) -> str:
+        ptx, figure = check_bounds(call, architecture, tmp_path, registers)
+        kernel = call.kernel.__name__.strip("_").removesuffix("_kernel")
+        what = (kernel, form, registers, architecture, figure)
+        if writing:
+            figures.note(*what)
+        else:
+            figures.check(*what)
+        return ptx
+
+    return checked
+
+
+def check_bounds(call: Call, architecture: int, folder: Path, registers: int) -> tuple[str, figures.Figure]:
+    """No spilled register, no local memory, shared memory and registers within bounds."""
     out = compiled(call, architecture, folder)
     name = f"{call.kernel.__name__} for sm_{architecture}"
     assert out.stack == 0, f"{name} has {out.stack} bytes of stack at {out.registers} registers"
@@ -109,12 +131,23 @@ def check(call: Call, architecture: int, folder: Path, *, registers: int) -> str
     assert "st.local" not in out.ptx, name
     assert out.shared <= SHARED, f"{name} needs {out.shared} bytes of shared memory"
     assert out.registers <= registers, f"{name} needs {out.registers} registers"
-    return out.ptx
+    return out.ptx, figures.Figure(out.registers, out.shared)
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def aligned_logits(vocab: int, dtype: torch.dtype, rows: int = 3) -> Tensor:
     """Rows of any length whose starts are aligned, as an lm_head with padded columns gives them."""
     return torch.empty(rows, triton.cdiv(vocab, 16) * 16, dtype=dtype)[:, :vocab]
+
+
+def check_wide_loads(ptx: str, call: Call, size: int) -> None:
+    """A block of `size` bytes is loaded 16 bytes at a time by every thread."""
+    wide = re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)
+    loads = size // 16 // (32 * call.options.num_warps)
+    assert len(wide) >= loads, f"{len(wide)} wide loads, expected {loads}"
 
 
 def attention_arguments(size: int, dtype: torch.dtype, n_q: int = 33, n_k: int = 97, b: int = 2) -> list[Any]:
@@ -131,78 +164,117 @@ TOP_ETA += [(k, torch.bfloat16, 90) for k in (1, 2, 10, 16)]
 
 
 @pytest.mark.parametrize(("k", "dtype", "architecture"), TOP_ETA)
-def test_top_eta(k, dtype, architecture, record, tmp_path):
+def test_top_eta(k, dtype, architecture, record, check):
     """At an odd V the full blocks still load 16 bytes at a time, and only the tail does not."""
     for suppress in (None, torch.tensor([1])):
         calls = record(
             architecture, candidates.launch, aligned_logits(126_465, dtype), torch.arange(3), 0.2, k, suppress
         )
         split, merge = calls
-        ptx = check(split, architecture, tmp_path, registers=112)  # two blocks of 256 threads an SM
-        wide = re.findall(r"ld\.global(?:\.\w+)*\.v4\.b32", ptx)
-        loads = candidates.BLOCK * dtype.itemsize // 16 // (32 * split.options.num_warps)
-        assert len(wide) >= loads, f"{len(wide)} wide loads, expected {loads}"
-    check(merge, architecture, tmp_path, registers=64)
+        form = f"{named(dtype)}, K {k}{', suppressed ids' if suppress is not None else ''}"
+        ptx = check(split, architecture, form, registers=112)  # two blocks of 256 threads an SM
+        check_wide_loads(ptx, split, candidates.BLOCK * dtype.itemsize)
+    check(merge, architecture, f"K {k}, 16 splits", registers=64)
 
 
-def test_top_eta_merges_the_largest_vocabulary_we_know(record, tmp_path):
+def test_top_eta_merges_the_largest_vocabulary_we_know(record, check):
     merge = record(90, candidates.launch, aligned_logits(262_144, torch.bfloat16), torch.arange(3), 1 / 16, 16)[1]
-    check(merge, 90, tmp_path, registers=80)
+    check(merge, 90, "K 16, 32 splits", registers=80)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_superpose(architecture, record, tmp_path):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_kl(dtype, architecture, record, check):
+    """Both sides load 16 bytes at a time at an odd V; three blocks of 256 threads an SM at 80 registers."""
+    rows = torch.arange(3)
+    for suppress in (None, torch.tensor([1])):
+        now, before = aligned_logits(126_465, dtype), aligned_logits(126_465, dtype, rows=5)
+        split, merge = record(architecture, divergence.launch, now, before, rows, rows, suppress)
+        form = f"{named(dtype)}{', suppressed ids' if suppress is not None else ''}"
+        ptx = check(split, architecture, form, registers=80)
+        check_wide_loads(ptx, split, 2 * divergence.BLOCK * dtype.itemsize)
+    check(merge, architecture, "31 splits", registers=40)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample_rows(dtype, architecture, record, check):
+    """16-byte loads at an odd V; the hash is 32-bit arithmetic, whose only 64-bit products are row offsets."""
+    rows = torch.arange(3)
+    for suppress in (None, torch.tensor([1])):
+        arguments = (aligned_logits(126_465, dtype), rows, rows, rows, rows, 0.7, suppress)
+        split, merge = record(architecture, sampling.launch, *arguments)
+        form = f"{named(dtype)}{', suppressed ids' if suppress is not None else ''}"
+        ptx = check(split, architecture, form, registers=112)
+        check_wide_loads(ptx, split, sampling.BLOCK * dtype.itemsize)
+        assert len(re.findall(r"mul\.lo\.s64|mad\.lo\.s64", ptx)) < 16
+        # Two in `_mix`; the third, of a token id, becomes sums.
+        assert ptx.count("mul.lo.s32") >= 2 * sampling.BLOCK // (32 * split.options.num_warps)
+    check(merge, architecture, "31 splits", registers=40)
+
+
+def test_merges_of_the_largest_vocabulary_we_know(record, check):
+    rows, x = torch.arange(3), aligned_logits(262_144, torch.bfloat16)
+    for module, arguments in ((divergence, (x, x, rows, rows)), (sampling, (x, *[rows] * 4, 0.7))):
+        check(record(90, module.launch, *arguments)[1], 90, "64 splits", registers=48)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_superpose(architecture, record, check):
     ints = torch.empty(2, 32, dtype=torch.int32)
     arguments = (torch.empty(2, 200, dtype=torch.int64), torch.empty(2, 200, dtype=torch.int32), ints)
     arguments += (torch.empty(2, 32, 5, dtype=torch.int64), ints, 192, 1, 9)
     (call,) = record(architecture, superposition.launch, *arguments)
-    check(call, architecture, tmp_path, registers=72)
+    check(call, architecture, "any", registers=72)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("keep_confident", [True, False])
 @pytest.mark.parametrize("with_accept", [True, False])
-def test_check_consistency(with_accept, keep_confident, architecture, record, tmp_path):
+def test_check_consistency(with_accept, keep_confident, architecture, record, check):
     f, i = torch.empty(2, 32), torch.empty(2, 32, dtype=torch.int64)
     accept = torch.empty(2, 32, dtype=torch.bool) if with_accept else None
     arguments = (i.int(), i, f, i, f, accept, 0.9, 0.7, 0.0, keep_confident)
     (call,) = record(architecture, consistency.launch, *arguments)
-    check(call, architecture, tmp_path, registers=48)
+    forms = [] if keep_confident else ["agreement alone"]
+    check(call, architecture, ", ".join(forms + ["own base rule"] * with_accept) or "any", registers=48)
 
 
-# All of sm_90 and the head size of LLaDA everywhere; the rest takes a few minutes.
+# All of sm_90, and everywhere the head size of LLaDA and one that is padded; the rest takes a few minutes.
+FIRST = ((128, torch.bfloat16), (96, torch.bfloat16))
 ATTENTION = [
     pytest.param(
         arch,
         dtype,
         size,
         id=f"sm_{arch}-{str(dtype).removeprefix('torch.')}-{size}",
-        marks=[] if arch == 90 or (size, dtype) == (128, torch.bfloat16) else pytest.mark.slow,
+        marks=[] if arch == 90 or (size, dtype) in FIRST else pytest.mark.slow,
     )
     for arch in ARCHITECTURES
     for dtype in DTYPES
-    for size in (16, 32, 64, 128, 256)
+    for size in (16, 32, 64, 96, 128, 256)
 ]
 
 
 @pytest.mark.parametrize(("architecture", "dtype", "size"), ATTENTION)
-def test_superposed_attention(architecture, dtype, size, record, tmp_path):
+def test_superposed_attention(architecture, dtype, size, record, check):
     """Tensor cores for half precision; the merge of the splits comes along."""
     for splits in (1, 2) if (size, architecture) == (128, 90) else (1,):
         tile, *merge = record(architecture, attention.launch, *attention_arguments(size, dtype), splits)
-        ptx = check(tile, architecture, tmp_path, registers=255)
+        ptx = check(tile, architecture, f"{named(dtype)}, head size {size}", registers=255)
         if dtype in HALVES:
             instruction = {9: "wgmma.mma_async", 10: "tcgen05.mma"}.get(architecture // 10, "mma.sync")
             assert instruction in ptx
-            assert "cp.async" in ptx
+            copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x(\w+)", ptx)
+            assert "10" in copies, f"keys and values are not copied 16 bytes at a time: {set(copies)}"
         for call in merge:
-            check(call, architecture, tmp_path, registers=48)
+            check(call, architecture, f"{named(dtype)}, head size {size}", registers=48)
 
 
-@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
-def test_attention_merge(size, record, tmp_path):
+@pytest.mark.parametrize("size", [16, 32, 64, 96, 128, 256])
+def test_attention_merge(size, record, check):
     call = record(90, attention.launch, *attention_arguments(size, torch.bfloat16), 2)[1]
-    check(call, 90, tmp_path, registers=48)
+    check(call, 90, f"bfloat16, head size {size}", registers=48)
 
 
 def test_lengths_and_settings_do_not_compile_again(record):
@@ -243,3 +315,9 @@ def test_lengths_and_settings_do_not_compile_again(record):
         forms(candidates.launch, *((logits, torch.arange(r), eta, 5) for r in (1, 16, 33, 300) for eta in (0.2, 0.25)))
         == 1
     )
+
+    before = aligned_logits(126_464, torch.bfloat16, rows=40)
+    many = [(logits, before, torch.arange(r), torch.arange(r)) for r in (1, 16, 33, 300)]
+    assert forms(divergence.launch, *many) == 1
+    many = [(logits, *[torch.arange(r)] * 4, t) for r in (1, 16, 33, 300) for t in (0, 0.7, 1, 1.0, 16)]
+    assert forms(sampling.launch, *many) == 1

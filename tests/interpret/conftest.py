@@ -22,6 +22,7 @@ import torch
 import triton
 
 SENTINEL = -77
+BAND = 32
 
 
 def pytest_collection_modifyitems(items):
@@ -39,11 +40,22 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    """Memory that a launcher allocates comes filled with NaN or SENTINEL, so that what no kernel writes shows."""
+    """Memory that a launcher allocates comes filled with NaN or SENTINEL, so that what no kernel writes shows, and
+    between bands of the same, which must still be there when the test ends: nothing else was written.
+    """
     new_empty = torch.Tensor.new_empty
+    bands = []
 
     def filled(self, *args, **kwargs):
-        out = new_empty(self, *args, **kwargs)
-        return out.fill_(float("nan") if out.is_floating_point() else SENTINEL)
+        shape = new_empty(self, *args, **{**kwargs, "device": "meta"}).shape
+        whole = new_empty(self, (shape.numel() + 2 * BAND,), **kwargs)
+        whole.fill_(float("nan") if whole.is_floating_point() else SENTINEL)
+        inside = whole[BAND : BAND + shape.numel()]
+        bands.extend((whole[:BAND], whole[BAND + shape.numel() :]))
+        return inside.view(shape)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
+    yield
+    for band in bands:
+        intact = band.isnan() if band.is_floating_point() else band == torch.full_like(band, SENTINEL)
+        assert intact.all(), "a kernel wrote beyond its output"

@@ -14,18 +14,19 @@ from leap_kernels.ops import backends
 pytestmark = pytest.mark.interpret
 
 
-@pytest.mark.parametrize("strategy", ["leap", "threshold"])
-def test_short_decode_on_kernels_equals_the_reference(tiny, tiny_prompts, strategy, monkeypatch):
+@pytest.mark.parametrize(("strategy", "temperature"), [("leap", 0), ("threshold", 0), ("threshold", 1.0)])
+def test_short_decode_on_kernels_equals_the_reference(tiny, tiny_prompts, strategy, temperature, monkeypatch):
     """Block 8, 8 new tokens, two prompts of different lengths in one batch."""
     by_length = {len(p): p for group in tiny_prompts.values() for p in group}
     prompts = [torch.tensor(by_length[n]) for n in sorted(by_length)[:2]]  # short ones: the interpreter is slow
     options = {"max_new_tokens": 8, "block_length": 8, "strategy": strategy, "early_stop": False}
+    options |= {"temperature": temperature, "seed": 3}
     if strategy == "leap":
         options |= {"eta": 0.1}
     reference = decode(tiny, prompts, backend="reference", **options)
 
     ran = []
-    for folder in ("candidates", "superposition", "attention", "consistency"):
+    for folder in ("candidates", "superposition", "attention", "consistency", "sampling"):
         kernel = importlib.import_module(f"leap_kernels.ops.{folder}.kernel")
 
         def spy(*args, _launch=kernel.launch, _folder=folder):
@@ -37,6 +38,7 @@ def test_short_decode_on_kernels_equals_the_reference(tiny, tiny_prompts, strate
 
     assert backends.INTERPRETED
     expected = {"candidates", "attention", "consistency"} | ({"superposition"} if strategy == "leap" else set())
+    expected |= {"sampling"} if temperature else set()
     assert set(ran) == expected
     assert torch.equal(kernels.sequences, reference.sequences)
     assert torch.equal(kernels.nfe, reference.nfe)

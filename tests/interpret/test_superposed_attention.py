@@ -71,10 +71,29 @@ def run(c: dict[str, Tensor], **options) -> Attention:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("n_q", "n_k", "size", "heads", "group"),
-    [(1, 1, 16, 1, 1), (63, 65, 32, 4, 4), (97, 130, 64, 2, 1), (1, 130, 128, 7, 7), (64, 64, 16, 4, 2)],
+    [
+        (1, 1, 16, 1, 1),
+        (63, 65, 32, 4, 4),
+        (97, 130, 64, 2, 1),
+        (1, 130, 128, 7, 7),
+        (64, 64, 16, 4, 2),
+        (33, 97, 48, 8, 8),
+        (20, 90, 96, 2, 1),
+        (5, 70, 256, 2, 2),
+    ],
 )
 def test_odd_shapes_head_sizes_and_groups(n_q, n_k, size, heads, group, dtype):
     check(case(2, heads, group, n_q, n_k, size, dtype))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_what_lies_beside_a_head_is_not_read(splits):
+    """Heads of 48 are computed as 64: the 16 values behind each belong to somebody else, and are NaN."""
+    c = case(2, 2, 1, 20, 90, 48)
+    for name in ("q", "k", "v"):
+        wide = torch.full((*c[name].shape[:-1], 64), NAN, dtype=c[name].dtype)
+        c[name] = wide[..., :48].copy_(c[name])
+    check(c, splits=splits)
 
 
 @pytest.mark.parametrize("generation", [8, 10])

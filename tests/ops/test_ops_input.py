@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from leap_kernels.errors import BackendError, ConfigError, InputError, LeapError
-from leap_kernels.ops import backends, check_consistency, max_candidates, superpose, superposed_attention, top_eta
+from leap_kernels.ops import (
+    backends,
+    check_consistency,
+    max_candidates,
+    row_kl,
+    sample_rows,
+    superpose,
+    superposed_attention,
+    top_eta,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -30,6 +39,13 @@ def valid(function: Callable[..., Any]) -> dict[str, Any]:
     """Arguments that work: B = 2, L = 7, T = 3, K = 2; N = 4, V = 9; H = 4, Hkv = 2, Q = 5, S = 6, D = 16."""
     if function is top_eta:
         return {"logits": torch.zeros(4, 9), "eta": 0.2, "rows": torch.tensor([0, 3]), "suppress": torch.tensor([8])}
+    if function is row_kl:
+        rows = {"rows": torch.tensor([0, 3]), "previous_rows": torch.tensor([5, 0])}
+        return {"logits": torch.zeros(4, 9), "previous": torch.zeros(6, 9), **rows, "suppress": torch.tensor([8])}
+    if function is sample_rows:
+        words = {"seeds": int64(2), "steps": int64(2), "positions": int64(2)}
+        rows = {"rows": torch.tensor([0, 3]), "suppress": torch.tensor([8])}
+        return {"logits": torch.zeros(4, 9), **words, "temperature": 0.7, **rows}
     if function is superpose:
         return {
             "ids": int64(2, 7),
@@ -54,9 +70,10 @@ def valid(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-FUNCTIONS = (top_eta, superpose, superposed_attention, check_consistency)
+FUNCTIONS = (top_eta, superpose, superposed_attention, check_consistency, row_kl, sample_rows)
+OVER_LOGITS = (top_eta, row_kl, sample_rows)
 TENSORS = [(f, name) for f in FUNCTIONS for name, value in valid(f).items() if isinstance(value, Tensor)]
-OPTIONAL = ("rows", "suppress", "lengths", "base_accept")
+OPTIONAL = ("rows", "previous_rows", "suppress", "lengths", "base_accept")
 
 
 def label(value: object) -> str:
@@ -81,7 +98,7 @@ def refused(function: Callable[..., Any], error: type[LeapError], *fragments: st
 def test_the_unchanged_call_works(function: Callable[..., Any]) -> None:
     """Without this every other test here could pass for the wrong reason."""
     out = function(**valid(function))
-    assert all(t.shape[0] == 2 for t in out)
+    assert all(t.shape[0] == 2 for t in ([out] if isinstance(out, Tensor) else out))
 
 
 def test_errors_are_also_what_python_expects() -> None:
@@ -106,9 +123,9 @@ def test_dtypes(function: Callable[..., Any], name: str) -> None:
     """Everything outside the documented dtypes, bool and complex included; the message lists what is allowed."""
     value = valid(function)[name]
     allowed = {value.dtype}
-    if name in ("logits", "q", "k", "v"):
+    if name in ("logits", "previous", "q", "k", "v"):
         allowed = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    if name == "rows":
+    if name in ("rows", "previous_rows", "seeds", "steps", "positions"):
         allowed = {torch.int32, torch.int64}
     every = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16)
     every += (torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn)
@@ -159,6 +176,9 @@ def test_number_of_dimensions(function: Callable[..., Any], name: str) -> None:
             for name in ("top1", "prob1", "copy_top1", "copy_prob1", "base_accept")
             for dim in (0, 1)
         ],
+        (row_kl, "previous", 1, "(M, 9)"),
+        (row_kl, "previous_rows", 0, "(2,)"),
+        *[(sample_rows, name, 0, "(2,)") for name in ("seeds", "steps", "positions")],
     ],
     ids=label,
 )
@@ -172,9 +192,26 @@ def test_sizes_that_contradict_each_other(function: Callable[..., Any], name: st
         refused(function, InputError, f"{name}.shape must be {expected}, got {tuple(shape)}", **{name: wrong})
 
 
-def test_no_vocabulary() -> None:
-    """V = 0 has no argmax."""
-    refused(top_eta, InputError, "logits.shape", "V >= 1", "(4, 0)", logits=torch.zeros(4, 0), suppress=None)
+@pytest.mark.parametrize("function", OVER_LOGITS, ids=label)
+def test_no_vocabulary(function: Callable[..., Any]) -> None:
+    """V = 0 has no argmax and no distribution."""
+    refused(function, InputError, "logits.shape", "V >= 1", "(4, 0)", logits=torch.zeros(4, 0), suppress=None)
+
+
+def test_previous_of_other_rows_needs_an_index() -> None:
+    """Without `previous_rows` a row stands at the same index in both, which different numbers of rows contradict."""
+    fragments = ("previous.shape must be (4, 9) where previous_rows is None", "got (6, 9)")
+    refused(row_kl, InputError, *fragments, previous_rows=None)
+    refused(row_kl, InputError, *fragments, rows=None, previous_rows=None)
+    row_kl(**(valid(row_kl) | {"previous": torch.zeros(4, 9), "previous_rows": None}))
+
+
+@pytest.mark.parametrize("temperature", [-1e-9, -1.0, 1e6 + 1, NAN, INF, -INF])
+def test_temperature_range(temperature: float) -> None:
+    """Outside [0, 1e6], NaN included; both ends belong to it."""
+    refused(sample_rows, ConfigError, "temperature must be in [0, 1e6]", f"got {temperature}", temperature=temperature)
+    for end in (0, 0.0, 1e6):
+        sample_rows(**(valid(sample_rows) | {"temperature": end}))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 2), (2, 4), (4, 0)])
@@ -187,7 +224,13 @@ def test_heads_must_divide(heads: int, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [(top_eta, "logits"), *((superposed_attention, name) for name in ("q", "k", "v"))], ids=label
+    ("function", "name"),
+    [
+        *((function, "logits") for function in OVER_LOGITS),
+        (row_kl, "previous"),
+        *((superposed_attention, name) for name in ("q", "k", "v")),
+    ],
+    ids=label,
 )
 def test_last_stride(function: Callable[..., Any], name: str) -> None:
     """kernels.md section 13: the message of the table, word for word; nothing is copied in silence."""
@@ -260,25 +303,35 @@ def test_threshold_ranges(name: str, value: float) -> None:
         check_consistency(**(valid(check_consistency) | {name: end}))
 
 
-@pytest.mark.parametrize("rows", [[4], [-1], [0, 99], [0, 1, -4]])
+@pytest.mark.parametrize("rows", [[4, 0], [-1, 0], [0, 99], [1, -4]])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_rows_out_of_range(rows: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("function", OVER_LOGITS, ids=label)
+def test_rows_out_of_range(function: Callable[..., Any], rows: list[int], dtype: torch.dtype) -> None:
     """Negative indices do not count from the end."""
     got = f"values from {min(rows)} to {max(rows)}"
-    refused(top_eta, InputError, "rows must be in [0, 4)", got, rows=torch.tensor(rows, dtype=dtype))
+    refused(function, InputError, "rows must be in [0, 4)", got, rows=torch.tensor(rows, dtype=dtype))
+
+
+@pytest.mark.parametrize("rows", [[6, 0], [-1, 0]])
+def test_previous_rows_out_of_range(rows: list[int]) -> None:
+    """They count the rows of `previous`, which are more here."""
+    got = f"values from {min(rows)} to {max(rows)}"
+    refused(row_kl, InputError, "previous_rows must be in [0, 6)", got, previous_rows=torch.tensor(rows))
 
 
 @pytest.mark.parametrize("suppress", [[9], [-1], [0, 1000]])
-def test_suppress_out_of_range(suppress: list[int]) -> None:
+@pytest.mark.parametrize("function", OVER_LOGITS, ids=label)
+def test_suppress_out_of_range(function: Callable[..., Any], suppress: list[int]) -> None:
     """A mask id of another tokenizer would otherwise suppress nothing, or the wrong token."""
     got = f"values from {min(suppress)} to {max(suppress)}"
     for form in (suppress, tuple(suppress), torch.tensor(suppress)):
-        refused(top_eta, InputError, "suppress must be in [0, 9)", got, suppress=form)
+        refused(function, InputError, "suppress must be in [0, 9)", got, suppress=form)
 
 
-def test_rows_of_an_empty_batch() -> None:
+@pytest.mark.parametrize("function", OVER_LOGITS, ids=label)
+def test_rows_of_an_empty_batch(function: Callable[..., Any]) -> None:
     """No logits have no row 0."""
-    refused(top_eta, InputError, "rows must be in [0, 0)", logits=torch.zeros(0, 9), rows=torch.tensor([0]))
+    refused(function, InputError, "rows must be in [0, 0)", logits=torch.zeros(0, 9), rows=torch.tensor([0, 0]))
 
 
 @pytest.mark.parametrize("shift", [2, -1, 0.5, None, "1"])
@@ -305,12 +358,13 @@ def test_negative_sizes(name: str, value: int, least: int) -> None:
 @pytest.mark.parametrize("function", FUNCTIONS, ids=label)
 def test_unknown_backend(function: Callable[..., Any]) -> None:
     """A misspelt backend is a wrong setting; the message lists the right ones."""
+    known = "backend must be one of auto, reference, triton, cuda"
     for name in ("Triton", "cpu", "", None, 1):
-        refused(function, ConfigError, "backend must be one of auto, reference, triton", f"got {name!r}", backend=name)
+        refused(function, ConfigError, known, f"got {name!r}", backend=name)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=label)
-def test_cuda_backend_is_not_here(function: Callable[..., Any]) -> None:
+def test_cuda_backend_on_a_cpu(function: Callable[..., Any]) -> None:
     """The optional extension is no silent alias of anything."""
     refused(function, BackendError, 'backend="cuda"', "optional CUDA extension", 'backend="auto"', backend="cuda")
 
@@ -332,6 +386,9 @@ def test_triton_on_a_cpu(function: Callable[..., Any]) -> None:
     [
         (top_eta, {"logits": torch.zeros(4, 9, dtype=torch.float64)}, "float64"),
         (top_eta, {"logits": torch.zeros(4, 90), "eta": 1 / 20}, "at most 16"),
+        (row_kl, {"logits": torch.zeros(4, 9, dtype=torch.float64)}, "float64"),
+        (row_kl, {"previous": torch.zeros(6, 9, dtype=torch.float64)}, "float64"),
+        (sample_rows, {"logits": torch.zeros(4, 9, dtype=torch.float64)}, "float64"),
         (superposed_attention, {n: torch.zeros(2, 2, 5 + (n != "q"), 9) for n in ("q", "k", "v")}, "head sizes"),
         (
             superposed_attention,
@@ -379,10 +436,10 @@ def test_targets_beyond_the_canvas(targets: list[int]) -> None:
         (top_eta, "eta", "0.2"),
         (top_eta, "eta", None),
         (top_eta, "eta", 0.2j),
-        (top_eta, "suppress", 3),
-        (top_eta, "suppress", "ab"),
-        (top_eta, "suppress", [1.7]),
-        (top_eta, "suppress", [2**70]),
+        *[(function, "suppress", wrong) for function in OVER_LOGITS for wrong in (3, "ab", [1.7], [2**70])],
+        (sample_rows, "temperature", "0.7"),
+        (sample_rows, "temperature", None),
+        (sample_rows, "temperature", True),
         (superpose, "mask_id", None),
         (superpose, "mask_id", 1.5),
         (superpose, "mask_id", "[MASK]"),

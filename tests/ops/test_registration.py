@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four ops as torch operators: schemas, fakes, torch's own checks, compilation, and the way to them.
+"""The ops as torch operators: schemas, fakes, torch's own checks, compilation, and the way to them.
 
 `opcheck` proves registration and never numbers; the numbers are in the other files of this folder.
 """
@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from leap_kernels import ops
-from leap_kernels.ops import Switches, check_consistency, superpose, superposed_attention, top_eta
+from leap_kernels.ops import (
+    Switches,
+    check_consistency,
+    row_kl,
+    sample_rows,
+    superpose,
+    superposed_attention,
+    top_eta,
+)
 
-OPS = ("top_eta", "superpose", "superposed_attention", "check_consistency")
+OPS = ("top_eta", "superpose", "superposed_attention", "check_consistency", "row_kl", "sample_rows")
 HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 LAYOUTS = ("contiguous", "strided", "empty")
 METADATA = ("q_pos", "q_hide", "q_kind", "q_slot", "k_pos", "k_kind", "k_hide")
@@ -32,17 +40,27 @@ ARGUMENTS = {
     "int switches, int splits",
     "check_consistency": "Tensor targets, Tensor top1, Tensor prob1, Tensor copy_top1, Tensor copy_prob1, "
     "Tensor? base_accept, float phi, float tau, float kappa, bool keep_confident",
+    "row_kl": "Tensor logits, Tensor previous, Tensor rows, Tensor previous_rows, Tensor? suppress",
+    "sample_rows": "Tensor logits, Tensor rows, Tensor seeds, Tensor steps, Tensor positions, float temperature, "
+    "Tensor? suppress",
 }
 RESULTS = {
     "top_eta": ("TopEta", "ids probs counts top1 prob1 lse entropy gap"),
     "superpose": ("Superposed", "token pos kind hide copy_row count"),
     "superposed_attention": ("Attention", "out lse"),
     "check_consistency": ("Consistency", "reason left"),
+    "row_kl": (None, "kl"),
+    "sample_rows": ("Sampled", "token prob"),
 }
 
 
 def raw(op: str) -> Any:
     return getattr(torch.ops.leap, op).default
+
+
+def results(out: Any) -> tuple[Tensor, ...]:
+    """What a function returned, a single tensor too."""
+    return (out,) if isinstance(out, Tensor) else tuple(out)
 
 
 def lay_out(t: Tensor, layout: str) -> Tensor:
@@ -92,8 +110,25 @@ def consistency_args(n: int, layout: str = "contiguous", optional: bool = True) 
     return *tensors, base if base is None else lay_out(base, layout), 0.9, 0.2, 0.5, True
 
 
+def row_kl_args(n: int, layout: str = "contiguous", dtype: torch.dtype = torch.float32, optional: bool = True) -> Any:
+    logits, rows, _, _, suppress = top_eta_args(n, layout, dtype, optional)
+    previous = lay_out(torch.randn(n + 3, 40, generator=torch.Generator().manual_seed(n + 1)).to(dtype), layout)
+    return logits, previous, rows, rows + 2, suppress
+
+
+def sample_rows_args(
+    n: int, layout: str = "contiguous", dtype: torch.dtype = torch.float32, optional: bool = True
+) -> Any:
+    logits, rows, _, _, suppress = top_eta_args(n, layout, dtype, optional)
+    return logits, rows, torch.arange(n) - 2, torch.arange(n) % 3, 5 * torch.arange(n), 0.8, suppress
+
+
 MAKERS: dict[str, Callable[..., Any]] = dict(
-    zip(OPS, (top_eta_args, superpose_args, attention_args, consistency_args), strict=True)
+    zip(
+        OPS,
+        (top_eta_args, superpose_args, attention_args, consistency_args, row_kl_args, sample_rows_args),
+        strict=True,
+    )
 )
 
 
@@ -121,6 +156,11 @@ def public(op: str, args: Any) -> Any:
         named = dict(zip(names, args[3:14], strict=True))
         switches = Switches(*(bool(args[14] >> bit & 1) for bit in range(4)))
         return superposed_attention(*args[:3], **named, switches=switches, splits=args[15])
+    if op == "row_kl":
+        return row_kl(*args[:2], rows=args[2], previous_rows=args[3], suppress=args[4])
+    if op == "sample_rows":
+        logits, rows, *words, temperature, suppress = args
+        return sample_rows(logits, *words, rows=rows, temperature=temperature, suppress=suppress)
     names = ["base_accept", "phi", "tau", "kappa", "keep_confident"]
     return check_consistency(*args[:5], **dict(zip(names, args[5:], strict=True)))
 
@@ -135,14 +175,14 @@ def test_schemas(op: str) -> None:
     )
     assert not schema.is_mutable
     result, fields = RESULTS[op]
-    assert getattr(ops, result)._fields == tuple(fields.split())
+    assert result is None or getattr(ops, result)._fields == tuple(fields.split())
     # A result may carry a suffix where an argument has its name already.
     assert [r.name.removesuffix("_out") for r in schema.returns] == fields.split()
     assert {str(r.type) for r in schema.returns} == {"Tensor"}
 
 
 def test_public_names_resolve() -> None:
-    """Everything that `leap_kernels.ops` promises exists, and the four functions are among it."""
+    """Everything that `leap_kernels.ops` promises exists, and the functions are among it."""
     assert set(OPS) <= set(ops.__all__)
     assert [name for name in ops.__all__ if not hasattr(ops, name)] == []
 
@@ -156,6 +196,8 @@ def cross_section() -> Iterator[Any]:
             optional = (i + j) % 2 == 0
             yield pytest.param("top_eta", top_eta_args(n, how, dtype, optional), id=f"top_eta-{name}")
             yield pytest.param("superposed_attention", attention_args(n, how, dtype), id=f"attention-{name}")
+            yield pytest.param("row_kl", row_kl_args(n, how, dtype, optional), id=f"row_kl-{name}")
+            yield pytest.param("sample_rows", sample_rows_args(n, how, dtype, optional), id=f"sample_rows-{name}")
     for layout in LAYOUTS:
         n = 0 if layout == "empty" else 5
         how = "contiguous" if layout == "empty" else layout
@@ -186,7 +228,7 @@ def test_opcheck_on_transposed_inputs(op: str) -> None:
 def test_raw_operator_equals_public_function(op: str, layout: str) -> None:
     """`torch.ops.leap.*` and the function are one computation, and "auto" on a CPU is the reference."""
     args = MAKERS[op](9, layout)
-    for x, y in zip(raw(op)(*args), public(op, args), strict=True):
+    for x, y in zip(results(raw(op)(*args)), results(public(op, args)), strict=True):
         assert torch.equal(x, y)
 
 
@@ -196,8 +238,8 @@ def test_meta_tensors_agree_with_real_ones(op: str, n: int) -> None:
     """Shapes, dtypes and strides without data, through the operator and through the public function."""
     args = MAKERS[op](n)
     meta = tuple(a.to("meta") if isinstance(a, Tensor) else a for a in args)
-    real = public(op, args)
-    for made in (raw(op)(*meta), public(op, meta)):
+    real = results(public(op, args))
+    for made in (results(raw(op)(*meta)), results(public(op, meta))):
         assert [t.device.type for t in made] == ["meta"] * len(real)
         assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in real]
         if n:  # strides of an empty tensor mean nothing
@@ -222,6 +264,21 @@ COMPILED: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
     ),
     "superposed_attention": (attend, lambda n: attention_args(n)[:11]),
     "check_consistency": (lambda *tensors: check_consistency(*tensors), lambda n: consistency_args(n)[:5]),
+    "row_kl": (lambda now, before: row_kl(now, before), lambda n: (row_kl_args(n)[0], row_kl_args(n)[1][2:])),
+    "row_kl with rows": (
+        lambda now, before, rows, previous_rows, suppress: row_kl(
+            now, before, rows=rows, previous_rows=previous_rows, suppress=suppress
+        ),
+        row_kl_args,
+    ),
+    "sample_rows": (
+        lambda logits, *words: sample_rows(logits[1:], *words, temperature=0.8),
+        lambda n: (sample_rows_args(n)[0], *sample_rows_args(n)[2:5]),
+    ),
+    "sample_rows with rows": (
+        lambda logits, rows, *words: sample_rows(logits, *words, rows=rows, temperature=0.8, suppress=[7]),
+        lambda n: sample_rows_args(n)[:5],
+    ),
 }
 
 
@@ -235,7 +292,7 @@ def test_compiles_as_one_graph_without_recompiling(name: str) -> None:
         args = make(n)
         with torch.compiler.set_stance(stance):
             got = compiled(*args)
-        for x, y in zip(got, function(*args), strict=True):
+        for x, y in zip(results(got), results(function(*args)), strict=True):
             assert torch.equal(x, y)
 
 

@@ -16,7 +16,7 @@ from ..backends import dispatch
 
 __all__ = ["Attention", "Switches", "superposed_attention"]
 
-KERNEL_HEAD_SIZES = (16, 32, 64, 128, 256)
+KERNEL_HEAD_SIZES = range(16, 257, 16)
 
 
 class Attention(NamedTuple):
@@ -148,5 +148,5 @@ def _kernel_limit(dtype: torch.dtype, size: int) -> str:
     if dtype == torch.float64:
         return "the kernel takes bf16, fp16 and fp32, not float64"
     if size not in KERNEL_HEAD_SIZES:
-        return f"the kernel takes head sizes {', '.join(map(str, KERNEL_HEAD_SIZES))}, not {size}"
+        return f"the kernel takes head sizes that are multiples of 16 up to 256, not {size}"
     return ""

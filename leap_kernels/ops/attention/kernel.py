@@ -2,7 +2,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """`superposed_attention` in Triton: flash attention whose mask is computed from row metadata.
 
-Definition   reference.py, for bf16, fp16 and fp32 and head sizes 16, 32, 64, 128, 256.
+Definition   reference.py, for bf16, fp16 and fp32 and head sizes 16, 32, 48, ... 256. One that is no power of two is
+             computed as the next one, with zeros that are neither loaded nor stored.
 Grid         (query tiles, H, B * splits), and with splits > 1 a merge of (B * H * Q) rows. The tile sizes depend on
              head size, dtype and GPU generation, and where a sample is split on its own length: nothing else, so
              a row does not notice how many other rows, samples or unused slots there are.
@@ -28,9 +29,9 @@ __all__ = ["config", "launch"]
 
 LOG2_E = 1.4426950408889634
 
-# (BM, BN, num_warps, num_stages) by head size: what compiles without spilling registers into less than 99 KB of
-# shared memory. Blackwell and Hopper multiply out of shared memory (or tensor memory), 64 rows at a time; the others
-# hold the operands in registers, and float32, which has no tensor cores, all the more.
+# (BM, BN, num_warps, num_stages) by head size, rounded up to a power of two: what compiles without spilling registers
+# into less than 99 KB of shared memory. Blackwell and Hopper multiply out of shared memory (or tensor memory), 64 rows
+# at a time; the others hold the operands in registers, and float32, which has no tensor cores, all the more.
 _HOPPER = {16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 16, 4, 3)}
 _BLACKWELL = _HOPPER | {128: (64, 32, 4, 3), 256: (64, 32, 4, 2)}
 _OTHER = {16: (64, 32, 4, 3), 32: (64, 64, 4, 3), 64: (64, 32, 4, 3), 128: (32, 32, 4, 3), 256: (16, 32, 4, 2)}
@@ -40,9 +41,10 @@ _FLOAT32 = {16: (32, 16, 4, 2), 32: (16, 16, 4, 2), 64: (16, 16, 4, 2), 128: (16
 def config(head_size: int, dtype: torch.dtype, generation: int) -> Config:
     """How the attention kernel is compiled for these heads on a GPU with compute capability `generation`.x."""
     half = {9: _HOPPER, 10: _BLACKWELL}.get(generation, _OTHER)
-    bm, bn, warps, stages = (_FLOAT32 if dtype == torch.float32 else half)[head_size]
+    width = triton.next_power_of_2(head_size)
+    bm, bn, warps, stages = (_FLOAT32 if dtype == torch.float32 else half)[width]
     return Config(
-        {"HEAD_SIZE": head_size, "BM": bm, "BN": bn, "SCAN": 1024},
+        {"HEAD_SIZE": head_size, "WIDTH": width, "BM": bm, "BN": bn, "SCAN": 1024},
         {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False},
     )
 
@@ -185,6 +187,7 @@ def _superposed_attention_tile_kernel(
     stride_lb,
     stride_lh,
     HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     SCAN: tl.constexpr,
@@ -196,7 +199,7 @@ def _superposed_attention_tile_kernel(
 
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     lane = tl.arange(0, BN)
-    dim = tl.arange(0, HEAD_SIZE)
+    dim = tl.arange(0, WIDTH)
     in_q = row < n_q
 
     q_pos = tl.load(q_pos_ptr + batch * stride_qpb + row * stride_qpm, mask=in_q, other=0)
@@ -204,7 +207,8 @@ def _superposed_attention_tile_kernel(
     q_kind = tl.load(q_kind_ptr + batch * stride_qkb + row * stride_qkm, mask=in_q, other=-1)
     q_slot = tl.load(q_slot_ptr + batch * stride_qsb + row * stride_qsm, mask=in_q, other=-1)
     q_offset = batch * stride_qb + head * stride_qh + row[:, None] * stride_qm + dim[None, :]
-    q = tl.load(q_ptr + q_offset, mask=in_q[:, None], other=0.0)
+    in_head = dim < HEAD_SIZE
+    q = tl.load(q_ptr + q_offset, mask=in_q[:, None] & in_head[None, :], other=0.0)
 
     k_pos_ptr += batch * stride_kpb
     k_kind_ptr += batch * stride_kkb
@@ -252,12 +256,18 @@ def _superposed_attention_tile_kernel(
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, HEAD_SIZE], tl.float32)
+    acc = tl.zeros([BM, WIDTH], tl.float32)
     for start in range(begin, middle, BN):
         place = (start + lane).to(tl.int64)
-        k = tl.load(k_ptr + place[None, :] * stride_kn + dim[:, None])
+        k_ptrs = k_ptr + place[None, :] * stride_kn + dim[:, None]
+        v_ptrs = v_ptr + place[:, None] * stride_vn + dim[None, :]
+        if WIDTH == HEAD_SIZE:
+            k = tl.load(k_ptrs)
+            v = tl.load(v_ptrs)
+        else:
+            k = tl.load(k_ptrs, mask=in_head[:, None], other=0.0)
+            v = tl.load(v_ptrs, mask=in_head[None, :], other=0.0)
         s = tl.dot(q, k, input_precision="ieee") * scale_log2
-        v = tl.load(v_ptr + place[:, None] * stride_vn + dim[None, :])
         top, total, acc = _accumulate(s, v, top, total, acc)
     # Three stages: the keys and values to load depend on metadata that has to be loaded first.
     for start in tl.range(middle, end, BN, num_stages=3):
@@ -268,11 +278,13 @@ def _superposed_attention_tile_kernel(
         k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < end, other=-1)
         # What nobody may see can hold a NaN, and a weight of 0 times NaN would be NaN.
         used = k_kind >= 0
-        k = tl.load(k_ptr + place[None, :] * stride_kn + dim[:, None], mask=used[None, :], other=0.0)
+        k_ptrs = k_ptr + place[None, :] * stride_kn + dim[:, None]
+        k = tl.load(k_ptrs, mask=used[None, :] & in_head[:, None], other=0.0)
         s = tl.dot(q, k, input_precision="ieee") * scale_log2
         sees = _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_kind, slot, window)
         s = tl.where(sees, s, float("-inf"))
-        v = tl.load(v_ptr + place[:, None] * stride_vn + dim[None, :], mask=used[:, None], other=0.0)
+        v_ptrs = v_ptr + place[:, None] * stride_vn + dim[None, :]
+        v = tl.load(v_ptrs, mask=used[:, None] & in_head[None, :], other=0.0)
         top, total, acc = _accumulate(s, v, top, total, acc)
 
     # Padding rows took part in all this, with whatever their q holds: they saw nothing all the same.
@@ -281,7 +293,7 @@ def _superposed_attention_tile_kernel(
     lse = tl.where(seen, (top + tl.log2(total)) * 0.6931471805599453, float("-inf"))
     out_offset = split.to(tl.int64) * stride_ox + batch * stride_ob + head * stride_oh
     out_ptrs = out_ptr + out_offset + row[:, None] * stride_om + dim[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=in_q[:, None])
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=in_q[:, None] & in_head[None, :])
     tl.store(lse_ptr + split.to(tl.int64) * stride_lx + batch * stride_lb + head * stride_lh + row, lse, mask=in_q)
 
 

@@ -20,8 +20,9 @@ __all__ = ["merge_config"]
 
 def merge_config(head_size: int) -> Config:
     """How the merge of the splits is compiled."""
+    width = triton.next_power_of_2(head_size)
     return Config(
-        {"HEAD_SIZE": head_size, "BM": max(1, 1024 // head_size)},
+        {"HEAD_SIZE": head_size, "WIDTH": width, "BM": max(1, 1024 // width)},
         {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False},
     )
 
@@ -35,6 +36,7 @@ def _superposed_attention_merge_kernel(
     n_q,
     splits,
     HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
     BM: tl.constexpr,
 ):
     """out = sum_i w_i out_i with w_i = exp(lse_i - lse), over the splits i in order.
@@ -44,8 +46,9 @@ def _superposed_attention_merge_kernel(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     batch, batches = tl.program_id(2).to(tl.int64), tl.num_programs(2)
-    dim = tl.arange(0, HEAD_SIZE)
+    dim = tl.arange(0, WIDTH)
     inside = row < n_q
+    inside_head = inside[:, None] & (dim < HEAD_SIZE)[None, :]
     head_row = (batch * heads + head) * n_q + row
     split_rows = batches.to(tl.int64) * heads * n_q
 
@@ -56,18 +59,18 @@ def _superposed_attention_merge_kernel(
     origin = tl.where(top == float("-inf"), 0.0, top)  # nothing seen in any split
 
     total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, HEAD_SIZE], tl.float32)
+    acc = tl.zeros([BM, WIDTH], tl.float32)
     for split in range(splits):
         part = split * split_rows + head_row
         weight = tl.exp(tl.load(part_lse_ptr + part, mask=inside, other=float("-inf")) - origin)
         total += weight
         part_ptrs = part_ptr + part[:, None] * HEAD_SIZE + dim[None, :]
-        acc += weight[:, None] * tl.load(part_ptrs, mask=inside[:, None], other=0.0)
+        acc += weight[:, None] * tl.load(part_ptrs, mask=inside_head, other=0.0)
 
     seen = top > float("-inf")
     acc = acc / tl.where(seen, total, 1.0)[:, None]
     lse = tl.where(seen, top + tl.log(total), float("-inf"))
     out_row = (batch * n_q + row) * heads + head
     out_ptrs = out_ptr + out_row[:, None] * HEAD_SIZE + dim[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside_head)
     tl.store(lse_ptr + head_row, lse, mask=inside)

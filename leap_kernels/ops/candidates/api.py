@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, expected
 from .. import validation
 from ..backends import dispatch
 
@@ -85,17 +84,13 @@ def top_eta(
     >>> out.ids[0, : out.counts[0]].tolist(), out.top1.tolist()
     ([1, 2], [1])
     """
-    validation.dtype_in("logits", logits, validation.FLOATS)
-    validation.shape_is("logits", logits, ("N", "V"))
-    if logits.shape[1] < 1:
-        raise InputError(expected("logits.shape", "(N, V) with V >= 1", tuple(logits.shape)))
-    validation.last_stride_one("logits", logits)
+    validation.logits("logits", logits)
     k = max_candidates(eta, logits.shape[1])
     if rows is None:
         rows = torch.arange(logits.shape[0], device=logits.device)
     validation.dtype_in("rows", rows, validation.INTEGERS)
     validation.shape_is("rows", rows, ("R",))
-    suppress = _ids(suppress, logits.device)
+    suppress = validation.token_ids("suppress", suppress, logits.device)
     device = validation.one_device(logits=logits, rows=rows, suppress=suppress)
     validation.no_gradients(logits=logits)
     validation.in_range("rows", rows, 0, logits.shape[0])
@@ -110,19 +105,3 @@ def _kernel_limit(dtype: torch.dtype, k: int) -> str:
     if k > KERNEL_MAX_K:
         return f"the kernel lists at most {KERNEL_MAX_K} tokens a row, eta asks for {k}"
     return ""
-
-
-def _ids(suppress: Tensor | Sequence[int] | None, device: torch.device) -> Tensor | None:
-    """`suppress` as a tensor: 1-D int64."""
-    if suppress is not None and not isinstance(suppress, Tensor):
-        if not isinstance(suppress, Sequence) or not all(_is_id(i) for i in suppress):
-            raise InputError(expected("suppress", "a 1-D int64 tensor or a sequence of token ids", repr(suppress)))
-        suppress = torch.tensor(list(suppress), dtype=torch.int64, device=device)
-    if suppress is not None:
-        validation.dtype_in("suppress", suppress, (torch.int64,))
-        validation.shape_is("suppress", suppress, ("n",))
-    return suppress
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launching import Config, on_device
+from ..loading import load_logits
 
 __all__ = ["launch", "merge_config", "split_config"]
 
@@ -81,15 +82,7 @@ def _top_eta_split_kernel(
     nans = 0
 
     for start in range(split * SPLIT, tl.minimum(split * SPLIT + SPLIT, v), BLOCK):
-        column = start + lane
-        # A mask that ends at an odd V would turn the vector loads of every block into scalar ones.
-        if start + BLOCK <= v:
-            x = tl.load(x_ptr + column).to(tl.float32)
-        else:
-            x = tl.load(x_ptr + column, mask=column < v, other=float("-inf")).to(tl.float32)
-        if suppress_ptr is not None:
-            for i in range(n_suppress):
-                x = tl.where(column == tl.load(suppress_ptr + i * stride_suppress), float("-inf"), x)
+        x = load_logits(x_ptr, start, v, suppress_ptr, n_suppress, stride_suppress, BLOCK)
         nans += tl.sum((x != x).to(tl.int32), 0)
         x = tl.where(x != x, float("-inf"), x)
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..reductions import row_sums
+
 __all__ = ["top_eta"]
 
 INF = float("inf")
-PART = 256
 
 
 def top_eta(
@@ -33,8 +34,8 @@ def top_eta(
     good = top.isfinite()
     below = x - top[:, None]
     e = below.exp()
-    total = _row_sums(e)
-    entropy = total.log() - _row_sums(torch.where(e > 0, e * below, 0.0)) / total
+    total = row_sums(e)
+    entropy = total.log() - row_sums(torch.where(e > 0, e * below, 0.0)) / total
 
     values, ids = _largest(x, max(k, 2))
     gap = values[:, 0] - values[:, 1] if x.shape[1] > 1 else torch.full_like(top, INF)
@@ -53,16 +54,6 @@ def top_eta(
         entropy.clamp(min=0).masked_fill(~good, nan),  # rounding may put a certain row just below 0
         gap.masked_fill(~good, nan),
     )
-
-
-def _row_sums(x: Tensor) -> Tensor:
-    """Sum of each row by parts of fixed size, so that a row's sum does not depend on how many rows there are.
-
-    torch divides one long row, but not several, among its threads and then rounds differently.
-    """
-    whole = x.shape[1] // PART * PART
-    parts = x[:, :whole].unflatten(1, (-1, PART)).sum(-1)
-    return torch.add(parts.sum(-1), x[:, whole:].sum(-1))
 
 
 def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

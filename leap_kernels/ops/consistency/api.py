@@ -52,7 +52,7 @@ def check_consistency(
         kappa: probability the copy must give its argmax, in [0, 1]; 0 is the paper.
         base_accept: (B, T) bool that replaces `prob1 > phi`; None for the paper's rule.
         keep_confident: False leaves out the first set in samples that have evidence.
-        backend: "auto", "reference" or "triton".
+        backend: "auto", "reference", "triton", or "cuda" for the optional extension, which "auto" never takes.
 
     Returns:
         Consistency.
