@@ -218,16 +218,17 @@ def test_the_three_forwards_agree(small_steps: Steps) -> None:
 
 def test_the_block_reads_the_store_and_writes_its_own_rows(small_steps: Steps) -> None:
     with torch.inference_mode():
-        before, store = small_steps.forward_block(), small_steps.store
-        kept = store.k.clone()
+        before = small_steps.forward_block()
+        keys = small_steps.stored.store._layers[1][0]
+        kept, used = keys.clone(), small_steps.block_rows.keys[0].shape[1]
         try:
-            store.k[..., small_steps.first :, :] = 7.0  # its own slots: overwritten
+            keys[..., small_steps.first : used, :] = 7.0  # its own slots: overwritten
             assert torch.equal(small_steps.forward_block(), before)
-            assert torch.equal(store.k, kept)
-            store.k[..., :5, :] = 7.0  # a slot of the context: read
+            assert torch.equal(keys[..., :used, :], kept[..., :used, :])
+            keys[..., :5, :] = 7.0  # slots of the context: read
             assert not torch.allclose(small_steps.forward_block(), before, atol=1e-3)
         finally:
-            store.k.copy_(kept)
+            keys.copy_(kept)
 
 
 def test_a_step_commits_and_counts(small_steps: Steps) -> None:
