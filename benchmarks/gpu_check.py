@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gpu_steps.context import Step
     from gpu_steps.floors import Floor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the source tree, whatever else is installed
+
 RESULTS = Path(__file__).parent / "results"
 SECONDS = 570  # of the ten minutes
 DRY_SLACK = 4  # the interpreter on a busy CPU: only a step that hangs is to be stopped there

@@ -4,5 +4,4 @@
 # options. Without a GPU: benchmarks/gpu_check.sh --dry-run
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-export PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}"
 exec "${PYTHON:-python3}" -u "$here/gpu_check.py" "$@"

@@ -434,7 +434,7 @@ def test_what_the_demo_cannot_do_is_refused(fails: Run, tmp_path: Path) -> None:
 # --- help, pipes, processes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["decode"], ["env"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["decode"], ["env"], ["check"], ["bench"]])
 def test_help_has_examples_that_parse(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 

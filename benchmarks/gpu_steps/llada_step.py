@@ -6,14 +6,15 @@
     superposed, block  only the block's and the appended rows (192), over a K/V store that a forward has filled
 
 Random weights have no candidates, so the appended rows are made up: the step superposes what its own predictions give
-and throws that away. The package has no K/V cache yet: the third step is put together here, from `superposed_attention`
-and the stock layers of transformers, and shows what such a cache could reach.
+and throws that away. The third is what `cache="dual"` computes in every forward of a block but its first. The decode
+loop is timed beside them, on the same model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ from leap_kernels.bench.cases import Cost
 from leap_kernels.bench.device import Times
 from leap_kernels.models.backbone import TransformersBackbone
 from leap_kernels.models.registry import entry_for
-from leap_kernels.ops import Switches, check_consistency, superpose, superposed_attention, top_eta
+from leap_kernels.ops import check_consistency, superpose, top_eta
+from leap_kernels.store import Store, Stored
 
-from .context import Context
+from .context import Context, Failed
 
 __all__ = ["Steps", "run"]
 
@@ -42,35 +44,8 @@ SMALL = LLADA_8B | {
     "vocab_size": 211, "max_sequence_length": 512, "mask_token_id": 200, "eos_token_id": 201, "pad_token_id": 201,
 }  # fmt: skip
 
+LABEL = "decode step at LLaDA-8B's shape, random weights"
 ETA, PER_TARGET = 0.2, 4
-STORE = "leap_bench_store"
-
-
-class Store:
-    """Keys and values of every layer, one slot a row; a forward overwrites the slots of its rows."""
-
-    def __init__(self, config: Any, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        size = config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 1, config.num_key_value_heads, slots, size)
-        self.k, self.v = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
-        self.rows: Rows | None = None  # all of them, whether recomputed or not
-        self.first = 0  # this forward's rows are those from here on
-
-    def attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
-        dropout: float = 0.0, **other: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        rows, layer, first = self.rows, module.layer_idx, self.first
-        assert rows is not None
-        k, v = self.k[layer], self.v[layer]
-        k[:, :, first:], v[:, :, first:] = key, value
-        out = superposed_attention(
-            query.to(v.dtype), k, v,
-            q_pos=rows.pos[:, first:], q_hide=rows.hide[:, first:], q_kind=rows.kind[:, first:],
-            q_slot=rows.slot[:, first:], k_pos=rows.pos, k_kind=rows.kind, k_hide=rows.hide,
-            scale=scaling, switches=Switches(), backend=rows.backend,
-        ).out  # fmt: skip
-        return out.transpose(1, 2).contiguous(), None
 
 
 class Steps:
@@ -79,7 +54,7 @@ class Steps:
     def __init__(
         self, raw: dict[str, Any], device: torch.device, dtype: torch.dtype, backend: str, columns: int, block: int
     ) -> None:
-        from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM
 
         _, entry = entry_for(raw)
         self.spec, self.dtype, self.device, self.backend = entry.spec(raw), dtype, device, backend
@@ -112,10 +87,15 @@ class Steps:
         column = self.targets[0].long()
         self.deciding = torch.cat([column, columns + extra.copy_row[0].long()])
         self.masked, self.first = column, columns - block
-        self.store = Store(self.model.config, columns + self.width, device, dtype)
-        self.store.rows = self.rows
-        AttentionInterface.register(STORE, self.store.attend)
-        AttentionMaskInterface.register(STORE, lambda *args, **options: None)
+
+        # The same rows as the "dual" cache has them: all of them once, which fills the store, then the block's.
+        plain = self.plain_rows
+        self.stored = Stored(Store(columns), plain.pos, plain.kind)
+        everywhere = torch.arange(columns, device=device)[None]
+        self.filling_rows = replace(plain, column=everywhere, stored=self.stored).append(extra, self.width)
+        fields = ("token", "pos", "kind", "hide")
+        of_block = {name: getattr(plain, name)[:, self.first :] for name in fields} | {"column": column[None]}
+        self.block_rows = replace(plain, **of_block, base=block, stored=self.stored).append(extra, self.width)
         self.head_weights = vocab * raw["d_model"]
         # The embedding, as large as the head, is looked up and not read.
         self.body_weights = sum(p.numel() for p in self.model.parameters()) - 2 * self.head_weights
@@ -132,35 +112,22 @@ class Steps:
     def __enter__(self) -> Steps:
         self.backbone.__enter__()
         with torch.inference_mode():
-            self.stored_body(self.rows, 0)  # fills the store
+            self.backbone.body(self.filling_rows)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.backbone.__exit__(*error)
 
-    # --- forwards: rows in, logits of the deciding rows out
-
-    def stored_body(self, rows: Rows, first: int) -> Tensor:
-        """The stock body on the rows from `first` on, keys and values of all rows from the store."""
-        config, self.store.first = self.model.config, first
-        before, config._attn_implementation_internal = config._attn_implementation_internal, STORE
-        try:
-            return self.model.base_model(
-                input_ids=rows.token[:, first:],
-                attention_mask=torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device),
-                position_ids=rows.pos[:, first:], use_cache=False, is_causal=False,
-            ).last_hidden_state  # fmt: skip
-        finally:
-            config._attn_implementation_internal = before
+    # --- forwards: rows in, logits of the deciding rows out; fresh rows, because rows remember what they have derived
 
     def forward_plain(self) -> Tensor:
-        return self.backbone.head(self.backbone.body(self.plain_rows)[0, self.masked])
+        return self.backbone.head(self.backbone.body(replace(self.plain_rows))[0, self.masked])
 
     def forward_superposed(self) -> Tensor:
-        return self.backbone.head(self.backbone.body(self.rows)[0, self.deciding])
+        return self.backbone.head(self.backbone.body(replace(self.rows))[0, self.deciding])
 
     def forward_block(self) -> Tensor:
-        return self.backbone.head(self.stored_body(self.rows, self.first)[0, self.deciding - self.first])
+        return self.backbone.head(self.backbone.body(replace(self.block_rows))[0, self.deciding - self.first])
 
     # --- steps: a forward, then what decoding adds to it
 
@@ -221,46 +188,65 @@ class Steps:
 
 def run(context: Context) -> str:
     """Milliseconds of each step, eager and in a graph, and the share that is not the model's forward."""
-    device, session, told, problems = context.device, context.session, [], []
+    told, problems = list[str](), list[str]()
+
+    def attempt(name: str, measure: Callable[[], str]) -> None:
+        try:
+            told.append(f"{name} {measure()}")
+            print(told[-1])
+        except Exception as error:  # the others can be measured all the same
+            problems.append(f"NOT MEASURED: {name} {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            print(problems[-1])
+
+    device = context.device
     made = Steps.small(device.torch) if context.dry else Steps.llada(device.torch)
-    label = "decode step at LLaDA-8B's shape, random weights"
-    ways = {"events" if device.is_gpu else "clock": device.times, "graph": lambda call: device.graph_times([call])}
     with torch.inference_mode(), made as steps:
-        full, part = steps.backbone.body(steps.rows), steps.stored_body(steps.rows, steps.first)
-        off = (full[:, steps.first :].float() - part.float()).abs().max() / full.float().abs().max()
-        print(f"block over a filled store against the full forward: off by {float(off):.2g} of the largest value")
-        forwards, dtype = steps.forwards(), steps.dtype
-        for name, step in {"plain, torch only": steps.torch_only, **steps.all()}.items():
-            shape, cost = steps.work(name)
-            for how, measure in ways.items():
-                try:
-                    whole = measure(step)
-                    session.add(label, name, shape, dtype, how, whole, cost)
-                    line = f"{name} {how} {whole.median / 1e3:.3g} ms"
-                    if name in forwards:
-                        forward = measure(forwards[name])
-                        session.add(label, f"{name}: forward alone", shape, dtype, how, forward, cost)
-                        line += f" ({1 - forward.median / whole.median:.1%} not the forward)"
-                    print(line)
-                    told.append(line)
-                except (
-                    Exception
-                ) as error:  # a step that cannot be captured can still be timed eagerly, and the others too
-                    problems.append(f"{name}, {how}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        loop = _loop(context, steps)
-        session.add(label, "the decode loop, threshold, a forward", steps.work("plain")[0], dtype, "host", loop)
-        told.append(f"the decode loop, threshold {loop.median / 1e3:.3g} ms a forward")
-    print("\n".join(problems))
-    return "; ".join(told + [f"NOT MEASURED: {problem}" for problem in problems])
+        full, part = (forward().float() for forward in (steps.forward_superposed, steps.forward_block))
+        off = (full - part).abs().max() / full.abs().max()
+        print(
+            f"logits of the block over a filled store against the full forward: off by {float(off):.2g} of the largest"
+        )
+        every = {"plain, torch only": steps.torch_only, **steps.all()}
+        for name, step in every.items():
+            attempt(f"{name}, eager:", partial(_times, context, steps, name, step, "eager", device.times))
+        for cache in ("none", "dual"):
+            attempt(f"the decode loop, threshold, cache {cache}:", partial(_loop, context, steps, cache))
+        # Graphs last: a capture that fails may leave the GPU in no state to go on.
+        for name, step in every.items():
+            in_graph = partial(_in_graph, context)
+            attempt(f"{name}, in a graph:", partial(_times, context, steps, name, step, "graph", in_graph))
+    if problems:
+        raise Failed("\n".join([*told, *problems]))
+    return "\n".join(told)
 
 
-def _loop(context: Context, steps: Steps) -> Times:
+def _in_graph(context: Context, call: Callable[[], Any]) -> Times:
+    return context.device.graph_times([call], rounds=2)
+
+
+def _times(
+    context: Context, steps: Steps, name: str, step: Callable[[], Any], how: str, measure: Callable[..., Times]
+) -> str:
+    """Rows for the step and for its forward alone; what to say of them."""
+    (shape, cost), forwards = steps.work(name), steps.forwards()
+    whole = measure(step)
+    context.session.add(LABEL, name, shape, steps.dtype, how, whole, cost)
+    if name not in forwards:
+        return f"{whole.median / 1e3:.3g} ms"
+    forward = measure(forwards[name])
+    context.session.add(LABEL, f"{name}: forward alone", shape, steps.dtype, how, forward, cost)
+    return f"{whole.median / 1e3:.3g} ms ({1 - forward.median / whole.median:.1%} not the forward)"
+
+
+def _loop(context: Context, steps: Steps, cache: str) -> str:
     """`decode` itself on the same model and length: one block, wall time over forwards."""
     new = len(steps.masked)
     prompt = steps.ids[0, :-new]
-    options = {"strategy": "threshold", "max_new_tokens": new, "block_length": new, "early_stop": False}
+    options = {"strategy": "threshold", "max_new_tokens": new, "block_length": new, "cache": cache, "early_stop": False}
     if not context.dry:
         decode(steps.model, prompt, spec=steps.spec, **options)
     out = decode(steps.model, prompt, spec=steps.spec, **options)
     spent = out.timing.total / int(out.nfe[0]) * 1e6
-    return Times(spent, spent, spent)
+    what, shape = f"the decode loop, threshold, cache {cache}, a forward", steps.work("plain")[0]
+    context.session.add(LABEL, what, shape, steps.dtype, "host", Times(spent, spent, spent))
+    return f"{spent / 1e3:.3g} ms a forward"

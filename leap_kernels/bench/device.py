@@ -61,7 +61,9 @@ class Gpu:
 
     def facts(self) -> dict[str, Any]:
         """Name, driver and clocks, for the record."""
-        found = _nvidia_smi("name,driver_version,clocks.sm,clocks.mem,power.limit", self.torch.index or 0)
+        found = _nvidia_smi(
+            "driver_version,clocks.sm,clocks.mem,power.limit", torch.cuda.get_device_properties(self.torch)
+        )
         return {"gpu": torch.cuda.get_device_name(self.torch), "cuda": torch.version.cuda, "clocks": found}
 
     def synchronize(self) -> None:
@@ -109,9 +111,9 @@ class Gpu:
             output = call()
         return Graph(graph.replay, output)
 
-    def graph_times(self, calls: Sequence[Callable[[], Any]]) -> Times:
-        """One call inside a graph of many, without any host time; several calls take turns."""
-        rounds = max(1, 20 // len(calls))
+    def graph_times(self, calls: Sequence[Callable[[], Any]], rounds: int | None = None) -> Times:
+        """One call inside a graph of some 20, without any host time; several calls take turns."""
+        rounds = rounds or max(1, 20 // len(calls))
 
         def all_calls() -> None:
             for _ in range(rounds):
@@ -194,7 +196,7 @@ class Cpu:
 
         return Graph(replay, output)
 
-    def graph_times(self, calls: Sequence[Callable[[], Any]]) -> Times:
+    def graph_times(self, calls: Sequence[Callable[[], Any]], rounds: int | None = None) -> Times:
         self.simulated["timing inside CUDA graphs"] = "the calls were timed by the clock"
 
         def all_calls() -> None:
@@ -223,8 +225,9 @@ def device_for(device: torch.device, seconds: float | None = None) -> Device:
     return made
 
 
-def _nvidia_smi(fields: str, index: int) -> str:
-    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={fields}", "--format=csv,noheader"]
+def _nvidia_smi(fields: str, gpu: Any) -> str:
+    """What nvidia-smi says of a GPU, which it may count differently than torch does."""
+    command = ["nvidia-smi", f"--id=GPU-{gpu.uuid}", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:

@@ -42,10 +42,9 @@ def judge(case: Case, inputs: Inputs, got: Any, backend: str) -> list[Verdict]:
     """One verdict for each output that the op has given for `inputs` on `backend`."""
     honest = [case.plain(inputs)]
     if backend != "reference":
-        reference = case.call(inputs, "reference")
-        honest.append((reference,) if isinstance(reference, Tensor) else reference)
-    got, names = ((got,), (case.op,)) if isinstance(got, Tensor) else (got, got._fields)
-    return [_one(*entry) for entry in zip(names, got, zip(*honest, strict=True), case.truth(inputs), strict=True)]
+        honest.append(tuple(case.outputs(case.call(inputs, "reference")).values()))
+    named, truth = case.outputs(got).items(), case.truth(inputs)
+    return [_one(*entry) for entry in zip(*zip(*named, strict=True), zip(*honest, strict=True), truth, strict=True)]
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -81,3 +81,7 @@ class Case:
     def call(self, inputs: Inputs, backend: str = "auto") -> Any:
         """The public function on these inputs."""
         return getattr(ops, self.op)(**inputs, backend=backend)
+
+    def outputs(self, result: Any) -> dict[str, Tensor]:
+        """What the public function has returned, by name; an op with one output gives it its own."""
+        return {self.op: result} if isinstance(result, Tensor) else result._asdict()

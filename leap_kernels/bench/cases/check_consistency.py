@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +45,7 @@ def truth(inputs: Inputs) -> tuple[Tensor, ...]:
     names = ("targets", "top1", "prob1", "copy_top1", "copy_prob1")
     given = [inputs[name].tolist() for name in names]
     accept = inputs["base_accept"].tolist() if "base_accept" in inputs else None
-    phi, tau, kappa = (float(np.float32(inputs[name])) for name in ("phi", "tau", "kappa"))
+    phi, tau, kappa = torch.tensor([inputs[name] for name in ("phi", "tau", "kappa")], dtype=torch.float32).tolist()
     reasons = []
     for b, sample in enumerate(zip(*given, strict=True)):
         rows = list(zip(*sample, strict=True))

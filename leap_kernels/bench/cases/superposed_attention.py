@@ -194,6 +194,7 @@ CASE = Case(
         {"heads": 7, "kv_heads": 1, "size": 128, "splits": 2},
         {"heads": 8, "kv_heads": 1, "size": 64, "slots": 1025, "rows": 131},
         {"size": 256, "rows": 33},
+        {"size": 96, "heads": 4, "kv_heads": 1},
         LLADA,
         LLADA | {"splits": 4},
     ),

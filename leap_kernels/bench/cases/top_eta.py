@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`top_eta`: rows with none to four tokens above eta, ties among them, and a suppressed token above all."""
+"""`top_eta`: rows with none to four tokens above eta, ties among them, and a suppressed token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .case import Baseline, Case, Cost, Inputs, Shape, compiled
 
-__all__ = ["CASE"]
+__all__ = ["CASE", "LLADA", "SHAPES", "poison_rows"]
 
 INF = float("inf")
 ETA = {1: 0.6}  # by K; else 1 / K
@@ -20,8 +20,8 @@ ETA = {1: 0.6}  # by K; else 1 / K
 def make(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0, fill: float = 1.0) -> Inputs:
     """Row i has i mod 5 peaks of like height over noise: probabilities far from eta on either side.
 
-    The peaks are multiples of 1/8, exact in every dtype; on even rows they tie. Below fill 1, rows that `rows` does
-    not name hold NaN, and the last two that it names are bad ones: a NaN and a +inf.
+    The peaks are multiples of 1/8, exact in every dtype; on even rows they tie. Below fill 1 the suppressed token
+    stands above all, rows that `rows` does not name hold NaN, and the last two named ones are bad: a +inf and a NaN.
     """
     n, v, k = shape["rows"], shape["vocab"], shape["k"]
     g = torch.Generator(device).manual_seed(seed)
@@ -30,19 +30,26 @@ def make(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0, 
     for j in range(4):
         has = row[row % 5 > j]
         logits[has, (has * 7919 + j * (v // 5) + 3) % (v - 1)] = 18 - j / 8 * (has % 2)
-    logits[:, v - 1] = 25.0
+    logits[:, v - 1] = (
+        25.0 if fill < 1 else -30.0
+    )  # without weight it changes nothing, for baselines that suppress none
     logits = logits.to(dtype)
 
-    rows = row
-    if fill < 1:
-        used = max(1, round(fill * n))
-        rows = (row % used).flip(0)
-        logits[used:] = float("nan")
-        if n - used >= 2:
-            logits[used, : v - 1] = 0.0
-            logits[used, v // 2] = INF
-            rows[-2], rows[-1] = used, used + 1
+    rows = row if fill == 1 else poison_rows(logits, fill)
     return {"logits": logits, "eta": ETA.get(k, 1 / k), "rows": rows, "suppress": torch.tensor([v - 1], device=device)}
+
+
+def poison_rows(logits: Tensor, fill: float) -> Tensor:
+    """Row indices, any order and repeats, into the first `fill` of `logits`, and two bad rows; the rest becomes NaN."""
+    n, v = logits.shape
+    used = max(1, round(fill * n))
+    rows = (torch.arange(n, device=logits.device) % used).flip(0)
+    logits[used:] = float("nan")
+    if n - used >= 2:
+        logits[used] = 0.0
+        logits[used, v // 2] = INF
+        rows[-2], rows[-1] = used, used + 1
+    return rows
 
 
 def statistics(inputs: Inputs, exact: torch.dtype) -> tuple[Tensor, ...]:
@@ -83,11 +90,16 @@ def cost(inputs: Inputs) -> Cost:
 
 
 def softmax_topk(inputs: Inputs) -> Callable[[], Any]:
-    """On the same rows, already sliced: probabilities in float32 and the K largest (no entropy, no suppression)."""
+    """On the same rows, already sliced: probabilities in float32 and the K largest; no entropy, no suppression."""
     from ...ops import max_candidates
 
     logits, k = inputs["logits"], max_candidates(inputs["eta"], inputs["logits"].shape[1])
     return lambda: torch.softmax(logits, -1, dtype=torch.float32).topk(k)
+
+
+def confidence(result: Any) -> Tensor:
+    largest: Tensor = result.values[:, 0]
+    return largest
 
 
 def compiled_softmax_topk(inputs: Inputs) -> Callable[[], Any]:
@@ -107,6 +119,16 @@ def flashinfer_softmax(inputs: Inputs) -> Callable[[], Any]:
 
 LLADA = {"rows": 32, "vocab": 126464, "k": 5}
 
+SHAPES = {
+    "llada": LLADA,
+    "llada-1024": LLADA | {"rows": 1024},
+    "llada-64": LLADA | {"rows": 64},
+    "sdar": LLADA | {"vocab": 151936},
+    "dream": LLADA | {"vocab": 152064},
+    "llada2": LLADA | {"vocab": 157184},
+    "odd-vocab": LLADA | {"vocab": 126463},
+}
+
 CASE = Case(
     op="top_eta",
     small={"rows": 6, "vocab": 8209, "k": 5},  # a split and a tail of 17
@@ -117,22 +139,16 @@ CASE = Case(
         {"rows": 33, "vocab": 12289, "k": 10},
         LLADA,
     ),
-    shapes={
-        "llada": LLADA,
-        "llada-1024": LLADA | {"rows": 1024},
-        "llada-64": LLADA | {"rows": 64},
-        "sdar": LLADA | {"vocab": 151936},
-        "dream": LLADA | {"vocab": 152064},
-        "llada2": LLADA | {"vocab": 157184},
-        "odd-vocab": LLADA | {"vocab": 126463},
-    },
+    shapes=SHAPES,
     make=make,
     truth=lambda inputs: statistics(inputs, torch.float64),
     plain=lambda inputs: statistics(inputs, torch.float32),
     cost=cost,
     baselines=(
-        Baseline("torch softmax + topk", softmax_topk),
-        Baseline("torch softmax + topk, compiled", compiled_softmax_topk, compiled=("llada",)),
+        Baseline("torch softmax + topk", softmax_topk, field="prob1", pick=confidence),
+        Baseline(
+            "torch softmax + topk, compiled", compiled_softmax_topk, field="prob1", pick=confidence, compiled=("llada",)
+        ),
         Baseline("FlashInfer softmax alone", flashinfer_softmax, gpu=True, package="flashinfer", compiled=("llada",)),
     ),
 )
