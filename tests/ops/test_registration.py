@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,6 +189,13 @@ def test_public_names_resolve() -> None:
     assert [name for name in ops.__all__ if not hasattr(ops, name)] == []
 
 
+def transposed(args: Any) -> Any:
+    """The same values with strides that fall the other way."""
+    return tuple(
+        t.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(t, Tensor) and t.dim() > 1 else t for t in args
+    )
+
+
 def cross_section() -> Iterator[Any]:
     for i, dtype in enumerate(HALF_AND_SINGLE):
         for j, layout in enumerate(LAYOUTS):
@@ -215,11 +224,30 @@ def test_opcheck(op: str, args: Any) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck_on_transposed_inputs(op: str) -> None:
     """Tensors whose strides fall the other way: outputs must not inherit them where the fake does not."""
-    args = tuple(
-        t.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(t, Tensor) and t.dim() > 1 else t
-        for t in MAKERS[op](5)
-    )
+    args = transposed(MAKERS[op](5))
     assert not args[0].is_contiguous()
+    assert torch.library.opcheck(raw(op), args) == dict.fromkeys(UTILITIES, "SUCCESS")
+
+
+def matrix() -> Iterator[Any]:
+    """dtype x layout x length x optional arguments, as far as an op has the choice."""
+    for op, make in MAKERS.items():
+        choices = inspect.signature(make).parameters
+        dtypes = [{"dtype": dtype} for dtype in HALF_AND_SINGLE] if "dtype" in choices else [{}]
+        flags = [{name: flag} for name in ("optional", "shift") if name in choices for flag in (0, 1)] or [{}]
+        for dtype, flag, layout, n in itertools.product(
+            dtypes, flags, ("contiguous", "strided", "transposed"), (0, 1, 5)
+        ):
+            options = dtype | flag
+            yield pytest.param(op, n, layout, options, id=f"{op}-{n}-{layout}-{'-'.join(map(str, options.values()))}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "n", "layout", "options"), list(matrix()))
+def test_opcheck_matrix(op: str, n: int, layout: str, options: dict[str, Any]) -> None:
+    args = MAKERS[op](n, "strided" if layout == "strided" else "contiguous", **options)
+    if layout == "transposed":
+        args = transposed(args)
     assert torch.library.opcheck(raw(op), args) == dict.fromkeys(UTILITIES, "SUCCESS")
 
 
