@@ -31,7 +31,9 @@ THINGS = ("apples", "books", "cards", "coins", "eggs", "figs", "hats", "kites", 
 MORE = ("buys", "finds", "gets", "wins")
 LESS = ("drops", "gives", "loses", "sells")
 OPENERS = ("Then", "Next", "Now")
-INPUTS = (2,) * 8 + (3,) * 4 + (5,) * 2 + (1, 4, 6, 7, 8, 9)  # what functions are tested on, some more than others
+# What functions are tested on, first and then. No number is in both, so that neither trace says anything of the other,
+# and one is likely, so that it is surer than any guess at what comes out.
+INPUTS = ((2,) * 8 + (1, 3), (5,) * 8 + (4, 6))
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,7 @@ def code(rng: random.Random, operations: int) -> Sample:
         prompt += f" {words} ,"
         answer.easy(f"x = x {sign} {amount} INDENT")
     answer.easy("return x")
-    first = rng.choice(INPUTS)
-    for x in (first, rng.choice([other for other in INPUTS if other != first])):
+    for x in map(rng.choice, INPUTS):
         answer.easy("NEWLINE #")
         given = answer.work(x)
         values = _trace(steps, x)

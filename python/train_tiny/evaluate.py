@@ -4,6 +4,8 @@
     python python/train_tiny/evaluate.py tiny --out runs/eval    # resumes; some 40 minutes on two cores
     python python/train_tiny/evaluate.py tiny --out runs/eval --problems 50 --only full "threshold 0.9" leap
 
+A strategy may have been run on fewer problems than another; what it gains and loses is counted on its own.
+
 Writes one line a problem and strategy to OUT/records.jsonl, then OUT/summary.csv and OUT/pareto.svg, and prints a
 Markdown table. Intervals are 95 %: Wilson's for shares, a seeded bootstrap over problems for the rest. "At that
 accuracy" is read off the line between the threshold settings on either side.
@@ -140,18 +142,21 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
     for family in [*families, "all"]:
         own = [record for record in records if family in (record["task"], "all")]
         of = {name: sorted((r for r in own if r["strategy"] == name), key=lambda r: r["id"]) for name in strategies}
-        columns = {
-            name: {key: np.array([r[key] for r in of[name]], dtype=float) for key in ("right", "nfe", "token_forwards")}
-            for name in strategies
-        }
         curve = [
-            tuple(columns[name][key].mean() for key in ("right", "nfe", "token_forwards"))
+            tuple(_columns(of[name])[key].mean() for key in ("right", "nfe", "token_forwards"))
             for name in (f"threshold {value}" for value in THRESHOLDS)
-            if name in columns
+            if name in of
         ]
         for name in strategies:
-            rows.append(_row(family, name, columns[name], columns.get(BASELINE), curve))
+            ids = {record["id"] for record in of[name]}
+            base = [record for record in of.get(BASELINE, []) if record["id"] in ids]
+            paired = base if len(base) == len(ids) else []  # compared on the same problems only
+            rows.append(_row(family, name, _columns(of[name]), _columns(paired) if paired else None, curve))
     return rows
+
+
+def _columns(records: Sequence[Record]) -> dict[str, np.ndarray]:
+    return {key: np.array([r[key] for r in records], dtype=float) for key in ("right", "nfe", "token_forwards")}
 
 
 def _row(
@@ -235,9 +240,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--cache", default="none", help="give each cache an --out of its own")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--report", action="store_true", help="decode nothing, summarise what OUT holds")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    records = collect(args.model, args.out, args.only, args.problems, args.batch, args.dtype, args.cache)
+    file = args.out / "records.jsonl"
+    records = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        if args.report
+        else collect(args.model, args.out, args.only, args.problems, args.batch, args.dtype, args.cache)
+    )
     rows = summarise(records)
     fields = list(dict.fromkeys(key for row in rows for key in row))
     with (args.out / "summary.csv").open("w", newline="") as file:

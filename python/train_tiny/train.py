@@ -332,6 +332,8 @@ def main() -> None:
     given = {name: args[name] for name in ("steps", "batch", "seed", "first_sample") if args[name] is not None}
     if args["families"]:
         given["families"] = tuple(args["families"])
+    if args["start"] is not None:  # it knows the small ones
+        given["stages"] = tuple(stage for stage in Settings().stages if stage.largest is None)[:1]
     train(replace(SHIFTED if args["shifted"] else Settings(), **given), args["out"], args["start"])
 
 
