@@ -23,8 +23,9 @@ HEAD = """# What the kernels compile to
 
 Registers a thread, and shared memory a block, of every kernel in every form that the tests compile; no kernel has any
 stack, so none spills. The ceiling is the number of registers above which the tests fail. Compiled ahead of time, not
-run on a GPU. Full blocks of logits, and keys and values of half precision, are loaded 16 bytes at a time (asserted in
-the PTX); products of half precision run on tensor cores (`wgmma` on sm_90, `tcgen05` on sm_100, `mma` elsewhere).
+run on a GPU. Full blocks of logits, and keys and values of half precision from head size 32 on, are loaded 16 bytes at
+a time (asserted in the PTX); products of half precision run on tensor cores (`wgmma` on sm_90, `tcgen05` on sm_100,
+`mma` elsewhere).
 
 Written by `python -m pytest tests/aot -p no:xdist --write-figures` with triton {version}; the tests fail when it is
 stale.
@@ -39,7 +40,8 @@ class Figure(NamedTuple):
     shared: int
 
     def __str__(self) -> str:
-        return f"{self.registers}, {self.shared / 1024:.1f} KB" if self.shared else str(self.registers)
+        size = f"{self.shared} B" if self.shared < 1024 else f"{self.shared / 1024:.1f} KB"
+        return f"{self.registers}, {size}" if self.shared else str(self.registers)
 
 
 measured: dict[tuple[str, str, int], dict[int, Figure]] = {}

@@ -266,7 +266,9 @@ def test_superposed_attention(architecture, dtype, size, record, check):
             instruction = {9: "wgmma.mma_async", 10: "tcgen05.mma"}.get(architecture // 10, "mma.sync")
             assert instruction in ptx
             copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x(\w+)", ptx)
-            assert "10" in copies, f"keys and values are not copied 16 bytes at a time: {set(copies)}"
+            assert copies
+            # A tile of smaller heads has too few values for all threads.
+            assert "10" in copies or size < 32, f"keys and values are not copied 16 bytes at a time: {set(copies)}"
         for call in merge:
             check(call, architecture, f"{named(dtype)}, head size {size}", registers=48)
 
