@@ -29,7 +29,7 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
         ("max_new_tokens", [0, -1, 2.5, True, "8"], "max_new_tokens must be a whole number of at least 1, got"),
         ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
         ("strategy", ["magic", 7], "strategy must be one of full, threshold, .*leap.* or a Strategy object, got"),
-        ("cache", ["dual", None], "cache must be one of none, got"),
+        ("cache", ["paged", None], "cache must be one of none, prefix, dual, delayed, block, got"),
         ("temperature", [-0.1, float("nan"), float("inf"), "hot"], r"temperature must be a number in \[0, 1e\+06\]"),
         ("seed", [1.5, "a", [0, 1.5]], "seed must be a whole number, or one a sample"),
         ("eta", [0.0, 1 / 65, 1.01, float("nan"), "x"], r"eta must be a number in \[0.015625, 1\], got"),

@@ -44,8 +44,8 @@ class Sample:
     prompt: tuple[str, ...]
     answer: tuple[str, ...]
     group: tuple[int, ...]
-    """An answer token that is computed or chosen has a number from 1 up, the same wherever that value stands again;
-    0 for tokens that the prompt spells out."""
+    """An answer token that is computed or chosen has a number from 1 up, the same wherever that value stands again or
+    follows from the same choice; 0 for tokens that the prompt spells out."""
 
 
 class _Answer:

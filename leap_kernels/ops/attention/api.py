@@ -16,7 +16,7 @@ from ..backends import dispatch
 
 __all__ = ["Attention", "Switches", "superposed_attention"]
 
-KERNEL_HEAD_SIZES = range(16, 257, 16)
+KERNEL_MAX_HEAD_SIZE = 256
 
 
 class Attention(NamedTuple):
@@ -147,6 +147,6 @@ def superposed_attention(
 def _kernel_limit(dtype: torch.dtype, size: int) -> str:
     if dtype == torch.float64:
         return "the kernel takes bf16, fp16 and fp32, not float64"
-    if size not in KERNEL_HEAD_SIZES:
-        return f"the kernel takes head sizes that are multiples of 16 up to 256, not {size}"
+    if size % 16 or size > KERNEL_MAX_HEAD_SIZE:
+        return f"the kernel takes head sizes that are multiples of 16 up to {KERNEL_MAX_HEAD_SIZE}, not {size}"
     return ""
