@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import attention, errors, ops
+    from . import attention, compat, errors, ops
     from .config import DecodeConfig
     from .decoding import decode
     from .models.load import load, load_tokenizer
@@ -39,6 +39,7 @@ __all__ = [
     "Strategy",
     "__version__",
     "attention",
+    "compat",
     "decode",
     "errors",
     "load",
