@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from . import attention, compat, errors, ops
     from .config import DecodeConfig
     from .decoding import decode
+    from .generation import generate
     from .models.load import load, load_tokenizer
     from .models.spec import ModelSpec
     from .output import DecodeOutput, StepEvent
@@ -42,6 +43,7 @@ __all__ = [
     "compat",
     "decode",
     "errors",
+    "generate",
     "load",
     "load_tokenizer",
     "ops",
@@ -55,6 +57,7 @@ _HOME = {
     "StepEvent": "output",
     "Strategy": "strategies",
     "decode": "decoding",
+    "generate": "generation",
     "load": "models.load",
     "load_tokenizer": "models.load",
 }

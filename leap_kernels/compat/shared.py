@@ -54,7 +54,7 @@ def run(
     )
     if temperature > 0 or (isinstance(strategy, Full) and strategy.remasking == "random" and not strategy.parity):
         # What is drawn follows torch.manual_seed, and a second call draws anew, as in the public code.
-        config = dataclasses.replace(config, seed=int(torch.randint(2**62, ())))
+        config = dataclasses.replace(config, seed=torch.randint(2**62, (prompt.shape[0],)).tolist())
     return decode(model, prompt, attention_mask, config=config)
 
 
