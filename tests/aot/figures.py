@@ -48,11 +48,13 @@ measured: dict[tuple[str, str, int], dict[int, Figure]] = {}
 
 
 def note(kernel: str, form: str, ceiling: int, architecture: int, figure: Figure) -> None:
-    """Remember a figure for the table, and compare it with the table where that is of this Triton."""
-    measured.setdefault((kernel, form, ceiling), {})[architecture] = figure
+    """Remember a figure for the table; what has one name must have one figure."""
+    known = measured.setdefault((kernel, form, ceiling), {}).setdefault(architecture, figure)
+    assert known == figure, f"two figures for {kernel}, {form}, sm_{architecture}: {known} and {figure}"
 
 
 def check(kernel: str, form: str, ceiling: int, architecture: int, figure: Figure) -> None:
+    """Compare a figure with the table, where that is of this Triton."""
     version, rows = _table()
     if version == triton.__version__:
         found = rows.get((kernel, form, str(ceiling)), {}).get(architecture)

@@ -210,13 +210,13 @@ def test_sample_rows(dtype, architecture, record, check):
         assert len(re.findall(r"mul\.lo\.s64|mad\.lo\.s64", ptx)) < 16
         # Two in `_mix`; the third, of a token id, becomes sums.
         assert ptx.count("mul.lo.s32") >= 2 * sampling.BLOCK // (32 * split.options.num_warps)
-    check(merge, architecture, "31 splits", registers=40)
+    check(merge, architecture, f"{named(dtype)}, 31 splits", registers=40)
 
 
 def test_merges_of_the_largest_vocabulary_we_know(record, check):
     rows, x = torch.arange(3), aligned_logits(262_144, torch.bfloat16)
     for module, arguments in ((divergence, (x, x, rows, rows)), (sampling, (x, *[rows] * 4, 0.7))):
-        check(record(90, module.launch, *arguments)[1], 90, "64 splits", registers=48)
+        check(record(90, module.launch, *arguments)[1], 90, "bfloat16, 64 splits", registers=48)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -261,7 +261,8 @@ def test_superposed_attention(architecture, dtype, size, record, check):
     """Tensor cores for half precision; the merge of the splits comes along."""
     for splits in (1, 2) if (size, architecture) == (128, 90) else (1,):
         tile, *merge = record(architecture, attention.launch, *attention_arguments(size, dtype), splits)
-        ptx = check(tile, architecture, f"{named(dtype)}, head size {size}", registers=255)
+        form = f"{named(dtype)}, head size {size}{', in splits' * (splits > 1)}"
+        ptx = check(tile, architecture, form, registers=255)
         if dtype in HALVES:
             instruction = {9: "wgmma.mma_async", 10: "tcgen05.mma"}.get(architecture // 10, "mma.sync")
             assert instruction in ptx
