@@ -19,6 +19,7 @@ from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
 from .models.backbone import Backbone, backbone_for
+from .models.live import adopted
 from .models.load import spec_of
 from .models.spec import ModelSpec
 from .ops import Superposed, TopEta, sample_rows, top_eta
@@ -46,7 +47,8 @@ def decode(
     """Decode masked-diffusion language models, by LEAP unless told otherwise.
 
     Args:
-        model: what `load` returns; any transformers decoder with a `spec`; or a callable
+        model: what `load` returns; an object of the authors' LLaDA, Dream, SDAR or Fast-dLLM v2 code, whose weights
+            are used in place; any transformers decoder with a `spec`; or a callable
             `f(input_ids, position_ids=, attention_mask=4-D bool) -> logits` with a `spec`.
         input_ids: (B, P) or (P,) int64 prompts, or a list of 1-D tensors (padded on the left here). P may be 0.
         attention_mask: (B, P), 1 on tokens and 0 on padding, which may stand on either side.
@@ -76,6 +78,7 @@ def decode(
     observers = tuple(observers) if isinstance(observers, Iterable) else (observers,)
     if not all(callable(observer) for observer in observers):
         raise InputError(expected("observers", "callables that take a StepEvent", repr(observers)))
+    model = adopted(model)
     known = spec_of(model) if spec is None else spec
     config, strategy = resolve(config, known.defaults if known else {}, overrides)
     spec = config.spec(known, model)

@@ -15,7 +15,7 @@ import torch
 from ..errors import CheckpointError
 from .entry import Entry
 
-__all__ = ["differences", "refuse_broken_index", "refuse_own_head", "refuse_pickle"]
+__all__ = ["differences", "refuse_broken_index", "refuse_own_head", "refuse_pickle", "stock_name"]
 
 
 def refuse_pickle(folder: str) -> None:
@@ -49,7 +49,7 @@ def refuse_own_head(folder: str, model: Any, entry: Entry) -> None:
     of_head = {name for name, value in model.named_parameters(remove_duplicate=False) if value is head}
     for file, path in _opened(folder):
         for key in file.keys():  # noqa: SIM118 - not a dict
-            stock = _stock_name(key, entry.names)
+            stock = stock_name(key, entry.names)
             if stock in of_head and not torch.equal(file.get_tensor(key).to(weight.dtype), weight.cpu()):
                 raise CheckpointError(
                     f"{folder} ties {stock} to the embeddings in its config, but {key} in {path.name} holds other "
@@ -78,7 +78,7 @@ def differences(folder: str, entry: Entry, model_class: Any, config: Any) -> dic
             parts = [expected.pop(name.removesuffix(first) + piece) for piece in pieces]
             expected[name.removesuffix(first) + fused] = (sum(p[0] for p in parts), *parts[0][1:])
     for key, shape in stored.items():
-        name = _stock_name(key, entry.names)
+        name = stock_name(key, entry.names)
         merged = wanted.get(name) if name in experts else None
         found = merged if merged is not None else expected.pop(name, None)
         for part, _ in _apart(name, merged) if merged is not None else ():  # some releases save experts merged
@@ -101,7 +101,7 @@ def _apart(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, 
             yield f"{prefix}.{number}.{part}.weight", (rows, shape[2])
 
 
-def _stock_name(key: str, names: Mapping[str, str]) -> str:
+def stock_name(key: str, names: Mapping[str, str]) -> str:
     return next((re.sub(a, b, key) for a, b in names.items() if re.search(a, key)), key)
 
 
