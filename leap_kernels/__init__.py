@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .models.load import load, load_tokenizer
     from .models.spec import ModelSpec
     from .output import DecodeOutput, StepEvent
+    from .patching import patch
     from .rows import Rows
     from .strategies import Strategy
 
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "ops",
+    "patch",
 ]
 
 _HOME = {
@@ -60,6 +62,7 @@ _HOME = {
     "generate": "generation",
     "load": "models.load",
     "load_tokenizer": "models.load",
+    "patch": "patching",
 }
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -18,7 +18,7 @@ from .errors import InputError
 from .ops import superposed_attention
 from .rows import Rows
 
-__all__ = ["NAME", "attend", "register"]
+__all__ = ["NAME", "attend", "over_rows", "register"]
 
 NAME = "leap"
 
@@ -76,25 +76,31 @@ def attend(
         used = leap.keys[0].shape[1]
         layer: Any = module.layer_idx
         key, value = leap.stored.store.write(layer, leap.slot, key, value, used)
-    k_pos, k_kind, k_hide = leap.keys
-    if leap.dense:
-        mask = leap.mask
-        if leap.padded:  # padding gives 0, and a NaN in it must not reach the others
+    out = over_rows(leap, query, key, value, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def over_rows(rows: Rows, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """(B, H, R, D) attention of (B, H, R, D) queries over (B, Hkv, S, D) keys and values, as `rows` allow it."""
+    k_pos, k_kind, k_hide = rows.keys
+    if rows.dense:
+        mask = rows.mask
+        if rows.padded:  # padding gives 0, and a NaN in it must not reach the others
             unused = (k_kind < 0)[:, None, :, None]
-            query = query.masked_fill((leap.kind < 0)[:, None, :, None], 0)
+            query = query.masked_fill((rows.kind < 0)[:, None, :, None], 0)
             key, value = (t.masked_fill(unused, 0) for t in (key, value))
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
     else:
         out = superposed_attention(
             query, key, value,
-            q_pos=leap.pos, q_hide=leap.hide, q_kind=leap.kind, q_slot=leap.slot,
+            q_pos=rows.pos, q_hide=rows.hide, q_kind=rows.kind, q_slot=rows.slot,
             k_pos=k_pos, k_kind=k_kind, k_hide=k_hide,
-            scale=scaling, block_causal=leap.block_causal, window=leap.window, switches=leap.switches,
-            backend=leap.backend,
+            scale=scale, block_causal=rows.block_causal, window=rows.window, switches=rows.switches,
+            backend=rows.backend,
         ).out  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None
+    return out
 
 
 def _is_bidirectional(config: Any) -> bool:

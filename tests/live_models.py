@@ -24,7 +24,7 @@ __all__ = ["live"]
 
 def live(family: str, *, flavour: str = "hub", fused: bool = False, seed: int = 0, **changes: Any) -> Any:
     """A model of `family` with random weights. `flavour` "fast" drops masks (LLaDA) or positions (Dream)."""
-    config = {**copy.deepcopy(FAMILIES[family]), **changes}
+    config = {**copy.deepcopy(FAMILIES["SDAR" if family == "LLaDA2" else family]), **changes}
     weights = weights_of(config, seed)
     if fused:
         weights = fuse(weights)
@@ -291,9 +291,14 @@ class Fast_dLLM_QwenForCausalLM(DreamModel):
     pass
 
 
+class LLaDA2MoeModelLM(DreamModel):
+    """The interface of LLaDA2's and dInfer's: 4-D masks and positions are honoured. Without its experts."""
+
+
 CLASSES: dict[str, Any] = {
     "LLaDA": LLaDAModelLM,
     "Dream": DreamModel,
     "SDAR": SDARForCausalLM,
+    "LLaDA2": LLaDA2MoeModelLM,
     "Fast-dLLM": Fast_dLLM_QwenForCausalLM,
 }
