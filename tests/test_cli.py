@@ -127,6 +127,23 @@ def test_trace_shows_the_steps_before_the_text(run: Run) -> None:
         assert steps == [str(i + 1) for i in range(nfe)]
 
 
+def test_streaming_prints_the_same_text_in_pieces(run: Run, fails: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = tiny_decode("--prompt", LAST.prompt)
+    plain = run(*argv).partition("seconds")[0]
+    assert run(*argv, "--stream").partition("seconds")[0] == plain
+    text, lines = plain.splitlines()[0], run(*argv, "--stream", "--trace").splitlines()
+    assert (lines[0], lines.count(text)) == (text, 1)
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", written.append)
+    assert main([*argv, "--stream"]) == 0
+    pieces = "".join(written).partition(text)[0], [piece for piece in written if piece.strip() and piece in text]
+    assert pieces[0] == ""
+    assert len(pieces[1]) > 2
+    monkeypatch.undo()
+    for other in (["--json"], ["--prompt", FIRST.prompt]):
+        assert "--stream prints one text" in fails(*argv, "--stream", *other)
+
+
 def test_several_prompts_are_one_batch_and_come_back_in_order(run: Run, calls: list[dict[str, Any]]) -> None:
     options = [*SHORT, "--dtype", "float64"]  # so that no rounding depends on the size of the batch
     alone = [run(*tiny_decode("--prompt", p.prompt, *options)).splitlines() for p in (FIRST, LAST)]

@@ -93,6 +93,8 @@ class Strategy:
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
     are read, which caches and block-causal models do not always compute."""
+    revises: ClassVar[bool] = False
+    """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
     parity: str | None = None
