@@ -27,9 +27,9 @@ class DecodeConfig:
     find their way there. Raises ConfigError for a value out of range.
     """
 
-    max_new_tokens: int = 256
-    """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K). The
-    bundled model recommends 64."""
+    max_new_tokens: int | Sequence[int] = 256
+    """Tokens to generate, at least 1, for every sample, or one a sample; need not be a multiple of the block. Default:
+    the LEAP paper's (GSM8K). The bundled model recommends 64."""
     block_length: int = 32
     """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
     strategy: str | Strategy = "leap"
@@ -58,10 +58,8 @@ class DecodeConfig:
     """Which implementation of the ops runs: "auto", "reference" or "triton"."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "block_length"):
-            value = getattr(self, name)
-            if not _is_int(value) or value < 1:
-                raise ConfigError(expected(name, "a whole number of at least 1", repr(value)))
+        if not _is_int(self.block_length) or self.block_length < 1:
+            raise ConfigError(expected("block_length", "a whole number of at least 1", repr(self.block_length)))
         if not isinstance(self.strategy, Strategy) and not _is_key(self.strategy, STRATEGIES):
             names = ", ".join(STRATEGIES)
             raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
@@ -78,10 +76,18 @@ class DecodeConfig:
                 )
         check_range("temperature", self.temperature, 0, 1e6)
         flag("early_stop", self.early_stop)
-        for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays
+        for name in (
+            "max_new_tokens",
+            "seed",
+            "suppress_tokens",
+            "eos_token_id",
+        ):  # whatever sequence was given, keep one that stays
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
                 object.__setattr__(self, name, tuple(value))
+        if not _are_ints(self.max_new_tokens, 1, one=True):
+            what = "a whole number of at least 1, or one a sample"
+            raise ConfigError(expected("max_new_tokens", what, repr(self.max_new_tokens)))
         if not _are_ints(self.seed, -(2**63), one=True):
             raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
         if not _are_ints(self.suppress_tokens, 0):

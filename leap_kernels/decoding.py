@@ -117,7 +117,7 @@ def _decode(
 
     stream.begin(given.prompts)
     with backbone, torch.inference_mode():
-        canvas = Canvas.create(given.prompts, config.max_new_tokens, config.block_length, spec)
+        canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block_length, spec)
         loop = _Loop(canvas, backbone, config, strategy, observers, stream)
         while canvas.sample:
             loop.step_once()
@@ -132,6 +132,7 @@ def _decode(
         new_tokens=loop.new_tokens.clone(),
         history=History(loop.step.clone(), loop.reason.clone(), loop.confidence.clone()),
         timing=Timing(time.perf_counter() - began, loop.seconds["body"], loop.seconds["head"]),
+        max_new_tokens=torch.tensor(given.max_new_tokens, device=sequences.device),
     )
 
 
@@ -414,7 +415,7 @@ class _Loop:
             self.memory.store(sample, column - canvas.prompt, top)
 
     def _retire(self, done: list[int]) -> None:
-        """Take finished samples out of the batch; behind an EOS stands padding."""
+        """Take finished samples out of the batch; behind an EOS and behind a sample's own columns stands padding."""
         canvas = self.canvas
         keep = [i for i in range(len(canvas.sample)) if i not in done]
         index = torch.tensor(done, device=canvas.device)
@@ -427,7 +428,7 @@ class _Loop:
             fill = canvas.spec.pad_token_id
             tokens = torch.where(behind, first if fill is None else fill, tokens)
         self.generated[target] = tokens
-        self.new_tokens[target] = (~behind).sum(1)
+        self.new_tokens[target] = (canvas.is_own()[index] & ~behind).sum(1)
         self.step[target], self.reason[target] = canvas.step[index], canvas.reason[index]
         self.confidence[target] = canvas.confidence[index]
 
