@@ -143,6 +143,8 @@ def _add_decode(commands: Any) -> None:
     add("--tau", type=float, metavar="P", help="LEAP: confidence from which agreement with the mask copy commits")
     add("--eta", type=float, metavar="P", help="LEAP: probability from which a token is a candidate")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default)")
+    add("--top-p", type=float, metavar="P", help="with a temperature: draw from the likeliest tokens, up to this sum")
+    add("--top-k", type=int, metavar="K", help="with a temperature: draw from this many of the likeliest tokens")
     add("--seed", type=int, metavar="N", help="seed of the draws with a temperature")
     add("--cache", metavar="NAME", help="which rows a forward recomputes (default none: all of them)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any other option of decode; repeatable")
@@ -318,7 +320,8 @@ class _Printer:
 
 def _options(args: argparse.Namespace, reserved: Container[str]) -> dict[str, Any]:
     """The keywords for `decode`: only what was given, so that the model's defaults hold for the rest."""
-    names = ("strategy", "max_new_tokens", "block_length", "threshold", "tau", "eta", "temperature", "seed", "cache")
+    names = ["strategy", "max_new_tokens", "block_length", "threshold", "tau", "eta"]
+    names += ["temperature", "top_p", "top_k", "seed", "cache"]
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     for pair in args.set:
         name, equals, value = pair.partition("=")

@@ -14,7 +14,7 @@ from .models.spec import ModelSpec, limits_of
 from .ops.backends import check_name
 from .ops.validation import flag
 from .strategies import STRATEGIES, Strategy
-from .strategies.base import check_range
+from .strategies.base import check_count, check_range
 
 __all__ = ["DecodeConfig", "resolve"]
 
@@ -42,6 +42,11 @@ class DecodeConfig:
     a block's first forward only (delayed: the second too)."""
     temperature: float = 0.0
     """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
+    top_p: float | None = None
+    """With a temperature: draw from the likeliest tokens up to the first with which their sum exceeds this, in [0, 1].
+    None draws from all."""
+    top_k: int | None = None
+    """With a temperature: draw from this many of the likeliest tokens (of those that `top_p` leaves), at least 1."""
     seed: int | Sequence[int] = 0
     """Seed of the draws, for every sample, or one a sample. A sample's draws do not depend on its neighbours."""
     early_stop: bool = True
@@ -75,6 +80,15 @@ class DecodeConfig:
                     f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out."
                 )
         check_range("temperature", self.temperature, 0, 1e6)
+        if self.top_p is not None:
+            check_range("top_p", self.top_p, 0, 1)
+        check_count("top_k", self.top_k, none=True)
+        for name in ("top_p", "top_k"):
+            if getattr(self, name) is not None and not self.temperature:
+                raise ConfigError(
+                    f"{name} limits which tokens are drawn, and temperature 0 draws none: it takes the likeliest. "
+                    f"Pass a temperature above 0, or leave {name} out."
+                )
         flag("early_stop", self.early_stop)
         for name in (
             "max_new_tokens",

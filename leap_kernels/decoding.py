@@ -18,6 +18,7 @@ from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
+from .likely import keep_likely
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
@@ -328,14 +329,25 @@ class _Loop:
 
     def _drawn(self, logits: Tensor, top: TopEta, sample: Tensor, column: Tensor) -> TopEta:
         """`top` of n rows, with temperature the drawn tokens and their probabilities in place of the likeliest ones."""
-        if self.config.temperature <= 0:
+        config = self.config
+        if config.temperature <= 0:
             return top
         pos = self.canvas.pos[sample, column]
+        limited = config.top_p is not None or config.top_k is not None
+        likely = logits
+        if limited:
+            likely = keep_likely(
+                logits, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, suppress=self.suppress
+            )
         drawn = sample_rows(
-            logits, self.seeds[sample], torch.full_like(pos, self.now), pos,
-            temperature=self.config.temperature, suppress=self.suppress, backend=self.config.backend,
+            likely, self.seeds[sample], torch.full_like(pos, self.now), pos,
+            temperature=config.temperature, suppress=self.suppress, backend=config.backend,
         )  # fmt: skip
-        return top._replace(top1=drawn.token, prob1=drawn.prob)
+        prob = drawn.prob
+        if limited:  # the confidence is that among all tokens
+            x = logits.gather(1, drawn.token.clamp(min=0)[:, None])[:, 0].float()
+            prob = (x - top.lse).exp()
+        return top._replace(top1=drawn.token, prob1=prob)
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self._timed("head", self.backbone.head, hidden)

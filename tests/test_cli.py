@@ -172,15 +172,16 @@ def test_every_flag_reaches_decode_and_nothing_else_does(run: Run, calls: list[d
     run(*tiny_decode("--prompt", FIRST.prompt, *SHORT))
     run(*tiny_decode(
         "--prompt", FIRST.prompt, "--strategy", "leap", "--max-new-tokens", "8", "--block-length", "4", "--threshold",
-        "0.8", "--tau", "0.6", "--eta", "0.3", "--temperature", "0.5", "--seed", "7", "--cache", "none",
+        "0.8", "--tau", "0.6", "--eta", "0.3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "4", "--seed", "7",
+        "--cache", "none",
         "--set", "keep_confident=false", "--set", "suppress-tokens=[5, 6]", "--set", "backend=reference",
     ))  # fmt: skip
     plain, full = ({k: v for k, v in call.items() if k != "prompts"} for call in calls)
     assert plain == {"max_new_tokens": 16}
     assert full == {
         "strategy": "leap", "max_new_tokens": 8, "block_length": 4, "threshold": 0.8, "tau": 0.6, "eta": 0.3,
-        "temperature": 0.5, "seed": 7, "cache": "none", "keep_confident": False, "suppress_tokens": [5, 6],
-        "backend": "reference",
+        "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "cache": "none",
+        "keep_confident": False, "suppress_tokens": [5, 6], "backend": "reference",
     }  # fmt: skip
 
 
@@ -243,7 +244,7 @@ def test_unknown_words_are_named_with_a_prompt_that_works(fails: Run) -> None:
         (["--set", "nonsense"], "--set must be KEY=VALUE.* got 'nonsense'"),
         (["--set", "observers=[]"], "--set must be KEY=VALUE.* got 'observers="),
         (["--set", "model=1"], "--set must be KEY=VALUE.* got 'model=1'"),
-        (["--max-new-tokens", "0"], "max_new_tokens must be a whole number of at least 1, got 0"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be a whole number of at least 1, or one a sample, got 0"),
         (["--max-new-tokens", "100000"], "positions, the model has"),
         (["--temperature", "nan"], "temperature must be a number in"),
         (["--cache", "nonsense"], "cache must be one of"),
