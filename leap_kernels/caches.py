@@ -113,7 +113,7 @@ class Prefix(_Storing):
     """Keys and values in front of the block stay; block and everything behind it are recomputed."""
 
     def _range(self, canvas: Canvas, i: int) -> tuple[int, int]:
-        return canvas.prompt + canvas.span(i, canvas.block[i])[0], canvas.ids.shape[1]
+        return canvas.prompt + canvas.span(i, canvas.block[i])[0], canvas.prompt + canvas.n_new[i]
 
 
 class Dual(_Storing):
@@ -175,7 +175,7 @@ def _whole(canvas: Canvas) -> tuple[list[int], list[int]]:
     firsts = [canvas.prompt - n for n in canvas.n_prompt]
     if canvas.spec.block_causal_length:
         return firsts, [canvas.computed_columns(i) for i in range(len(firsts))]
-    return firsts, [canvas.ids.shape[1]] * len(firsts)
+    return firsts, [canvas.prompt + n for n in canvas.n_new]
 
 
 def _known(canvas: Canvas, stops: list[int]) -> Tensor:

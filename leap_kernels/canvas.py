@@ -21,7 +21,7 @@ __all__ = ["Canvas"]
 
 @dataclass(eq=False)
 class Canvas:
-    """B unfinished samples of P + N columns: prompts, then N = max_new_tokens generated columns.
+    """B unfinished samples of P + N columns: prompts, then N generated columns, of which a sample may use fewer.
 
     Tensors live on the model's device; what the host must know to steer (block numbers, masks left) lives in lists.
     """
@@ -43,6 +43,8 @@ class Canvas:
     sample: list[int]
     """Index in the caller's batch."""
     n_prompt: list[int]
+    n_new: list[int]
+    """Generated columns that belong to the sample; those behind are padding."""
     block: list[int]
     """Number of the current block."""
     left: list[int]
@@ -59,17 +61,24 @@ class Canvas:
     """Generated columns whose tokens are given and never change."""
 
     @classmethod
-    def create(cls, prompts: list[Tensor], max_new_tokens: int, block_length: int, spec: ModelSpec) -> Canvas:
-        """A canvas of `prompts` (1-D, any lengths, on one device) followed by `max_new_tokens` masks."""
+    def create(cls, prompts: list[Tensor], max_new_tokens: list[int], block_length: int, spec: ModelSpec) -> Canvas:
+        """A canvas of `prompts` (1-D, any lengths, on one device), each followed by its `max_new_tokens` masks."""
         n_prompt = [len(p) for p in prompts]
         width, batch, device = max(n_prompt), len(prompts), prompts[0].device
-        total = width + max_new_tokens
+        longest = max(max_new_tokens)
+        total = width + longest
         ids = torch.full((batch, total), spec.mask_token_id, dtype=torch.int64, device=device)
         lengths = torch.tensor(n_prompt, device=device)[:, None]
         pos = torch.arange(total, device=device) - (width - lengths)
         for row, prompt in zip(ids, prompts, strict=True):
             row[width - len(prompt) : width] = prompt
-        new = (batch, max_new_tokens)
+        fill = spec.fill_token_id
+        if fill is None:  # no row sees it; only a mask it must not be
+            fill = 0 if spec.mask_token_id else 1
+        behind = torch.arange(total, device=device) >= width + torch.tensor(max_new_tokens, device=device)[:, None]
+        ids.masked_fill_(behind, fill)
+        pos.masked_fill_(behind, -1)
+        new = (batch, longest)
         canvas = cls(
             ids=ids,
             pos=pos.clamp(min=0).to(torch.int32),
@@ -81,6 +90,7 @@ class Canvas:
             block_length=block_length,
             sample=list(range(batch)),
             n_prompt=n_prompt,
+            n_new=list(max_new_tokens),
             block=[0] * batch,
             left=[0] * batch,
             entered=[0] * batch,
@@ -98,7 +108,7 @@ class Canvas:
 
     @property
     def new_tokens(self) -> int:
-        """N, the generated columns."""
+        """N, the generated columns of the longest sample."""
         return self.step.shape[1]
 
     @property
@@ -118,16 +128,16 @@ class Canvas:
         """
         tail = self.n_prompt[i] % self.block_length if self.spec.block_causal_length else 0
         start = block * self.block_length - tail
-        return max(start, 0), min(start + self.block_length, self.new_tokens)
+        return max(start, 0), min(start + self.block_length, self.n_new[i])
 
     def is_last_block(self, i: int) -> bool:
-        return self.span(i, self.block[i])[1] >= self.new_tokens
+        return self.span(i, self.block[i])[1] >= self.n_new[i]
 
     def computed_columns(self, i: int) -> int:
         """How many columns a block-causal model has computed when sample i works on its current block."""
         size = self.spec.block_causal_length
         last = self.n_prompt[i] + self.span(i, self.block[i])[1] - 1
-        return self.prompt + min(self.new_tokens, (last // size + 1) * size - self.n_prompt[i])
+        return self.prompt + min(self.n_new[i], (last // size + 1) * size - self.n_prompt[i])
 
     def covers_next_block(self, i: int) -> bool:
         """Whether the forwards on sample i's current block computed the next block completely as well."""
@@ -151,6 +161,10 @@ class Canvas:
         tokens = self.ids[:, self.prompt :]
         masked = tokens == self.spec.mask_token_id
         return torch.stack([(masked & inside).sum(1), (self.is_eos(tokens) & inside).any(1).long(), masked.sum(1)])
+
+    def is_own(self) -> Tensor:
+        """(B, N): which generated columns belong to their samples."""
+        return self.kind[:, self.prompt :] == BASE
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Elementwise: whether a token ends a sample."""
@@ -205,5 +219,5 @@ class Canvas:
         """Drop the samples that are not in `keep`; `index` is the same on the device."""
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
-        for name in ("sample", "n_prompt", "block", "left", "entered", "forwards"):
+        for name in ("sample", "n_prompt", "n_new", "block", "left", "entered", "forwards"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])

@@ -123,7 +123,7 @@ def _add_decode(commands: Any) -> None:
         "Decode prompts with a model.",
         [f'{example} "{_STORY}" --trace',
          f'{example} "{_CODE}" --strategy threshold --threshold 0.8',
-         f'{example} "{_CODE}" --set keep_confident=false',
+         f'{example} "{_CODE}" --set keep_confident=false --stream',
          "leap-kernels decode --model GSAI-ML/LLaDA-8B-Instruct --chat --device cuda --prompt - < question.txt"],
     )  # fmt: skip
     add = parser.add_argument
@@ -143,11 +143,14 @@ def _add_decode(commands: Any) -> None:
     add("--tau", type=float, metavar="P", help="LEAP: confidence from which agreement with the mask copy commits")
     add("--eta", type=float, metavar="P", help="LEAP: probability from which a token is a candidate")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default)")
+    add("--top-p", type=float, metavar="P", help="with a temperature: draw from the likeliest tokens, up to this sum")
+    add("--top-k", type=int, metavar="K", help="with a temperature: draw from this many of the likeliest tokens")
     add("--seed", type=int, metavar="N", help="seed of the draws with a temperature")
     add("--cache", metavar="NAME", help="which rows a forward recomputes (default none: all of them)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any other option of decode; repeatable")
     add("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, ...")
     add("--dtype", default="auto", help="auto (default), float32, bfloat16, ...")
+    add("--stream", action="store_true", help="print the text while it is decoded (one prompt)")
     add("--trace", action="store_true", help="show which tokens appeared at which step, and why")
     add("--json", action="store_true", help="print everything as JSON; with --trace, every step as well")
     parser.set_defaults(run=_decode)
@@ -252,10 +255,13 @@ def _decode(args: argparse.Namespace) -> int:
     if args.prompt.count("-") > 1:
         raise ConfigError("--prompt - can be given once: stdin is one prompt.")
     texts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in args.prompt]
+    if args.stream and (args.json or len(texts) > 1):
+        raise ConfigError("--stream prints one text: it goes with one --prompt, and not with --json.")
     tokenizer = load_tokenizer(args.model)
     ids = encode(tokenizer, texts, args.model, chat=args.chat)
     model = load(args.model, dtype=args.dtype, device=device_of(args.device))
-    out = decode(model, [row.to(model.device) for row in ids], **options)
+    streaming: dict[str, Any] = {"streamer": _Printer(tokenizer)} if args.stream else {}
+    out = decode(model, [row.to(model.device) for row in ids], **options, **streaming)
 
     together = f" (all {len(texts)} prompts together)" if len(texts) > 1 else ""
     traces = [trace.to_json(out, tokenizer, i) for i in range(len(texts))]
@@ -273,16 +279,49 @@ def _decode(args: argparse.Namespace) -> int:
             print(f"--- prompt {i + 1}: {' '.join(text.split())}")
         if args.trace:
             console().print(trace.render(out, tokenizer, i))
-        print(found["text"])
+        if not args.stream:
+            print(found["text"])
         per_forward = found["new_tokens"] / found["nfe"]
         numbers = f"tokens per forward {per_forward:.2f}, token forwards {found['token_forwards']}"
         print(f"NFE {found['nfe']}, {numbers}, seconds {out.timing.total:.2f}{together}")
     return 0
 
 
+class _Printer:
+    """Prints a text word by word. The last word waits: tokens to come may still change how it is written."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.tokens: list[int] | None = None
+        self.printed = 0
+
+    def put(self, ids: Any) -> None:
+        if self.tokens is None:  # the prompt comes first
+            self.tokens = []
+            return
+        self.tokens += ids.tolist()
+        text = self._text()
+        words = text.rstrip()
+        self._print(text, max(words.rfind(" "), words.rfind("\n")))
+
+    def end(self) -> None:
+        text = self._text()
+        self._print(text + "\n" * (self.tokens is not None), len(text) + 1)
+
+    def _text(self) -> str:
+        text: str = self.tokenizer.decode(self.tokens or [], skip_special_tokens=True)
+        return text
+
+    def _print(self, text: str, stop: int) -> None:
+        if stop > self.printed:
+            print(text[self.printed : stop], end="", flush=True)
+            self.printed = stop
+
+
 def _options(args: argparse.Namespace, reserved: Container[str]) -> dict[str, Any]:
     """The keywords for `decode`: only what was given, so that the model's defaults hold for the rest."""
-    names = ("strategy", "max_new_tokens", "block_length", "threshold", "tau", "eta", "temperature", "seed", "cache")
+    names = ["strategy", "max_new_tokens", "block_length", "threshold", "tau", "eta"]
+    names += ["temperature", "top_p", "top_k", "seed", "cache"]
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     for pair in args.set:
         name, equals, value = pair.partition("=")

@@ -14,7 +14,7 @@ from .models.spec import ModelSpec, limits_of
 from .ops.backends import check_name
 from .ops.validation import flag
 from .strategies import STRATEGIES, Strategy
-from .strategies.base import check_range
+from .strategies.base import check_count, check_range
 
 __all__ = ["DecodeConfig", "resolve"]
 
@@ -27,9 +27,9 @@ class DecodeConfig:
     find their way there. Raises ConfigError for a value out of range.
     """
 
-    max_new_tokens: int = 256
-    """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K). The
-    bundled model recommends 64."""
+    max_new_tokens: int | Sequence[int] = 256
+    """Tokens to generate, at least 1, for every sample, or one a sample; need not be a multiple of the block. Default:
+    the LEAP paper's (GSM8K). The bundled model recommends 64."""
     block_length: int = 32
     """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
     strategy: str | Strategy = "leap"
@@ -42,6 +42,11 @@ class DecodeConfig:
     a block's first forward only (delayed: the second too)."""
     temperature: float = 0.0
     """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
+    top_p: float | None = None
+    """With a temperature: draw from the likeliest tokens up to the first with which their sum exceeds this, in [0, 1].
+    None draws from all."""
+    top_k: int | None = None
+    """With a temperature: draw from this many of the likeliest tokens (of those that `top_p` leaves), at least 1."""
     seed: int | Sequence[int] = 0
     """Seed of the draws, for every sample, or one a sample. A sample's draws do not depend on its neighbours."""
     early_stop: bool = True
@@ -58,10 +63,8 @@ class DecodeConfig:
     """Which implementation of the ops runs: "auto", "reference" or "triton"."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "block_length"):
-            value = getattr(self, name)
-            if not _is_int(value) or value < 1:
-                raise ConfigError(expected(name, "a whole number of at least 1", repr(value)))
+        if not _is_int(self.block_length) or self.block_length < 1:
+            raise ConfigError(expected("block_length", "a whole number of at least 1", repr(self.block_length)))
         if not isinstance(self.strategy, Strategy) and not _is_key(self.strategy, STRATEGIES):
             names = ", ".join(STRATEGIES)
             raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
@@ -77,11 +80,28 @@ class DecodeConfig:
                     f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out."
                 )
         check_range("temperature", self.temperature, 0, 1e6)
+        if self.top_p is not None:
+            check_range("top_p", self.top_p, 0, 1)
+        check_count("top_k", self.top_k, none=True)
+        for name in ("top_p", "top_k"):
+            if getattr(self, name) is not None and not self.temperature:
+                raise ConfigError(
+                    f"{name} limits which tokens are drawn, and temperature 0 draws none: it takes the likeliest. "
+                    f"Pass a temperature above 0, or leave {name} out."
+                )
         flag("early_stop", self.early_stop)
-        for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays
+        for name in (
+            "max_new_tokens",
+            "seed",
+            "suppress_tokens",
+            "eos_token_id",
+        ):  # whatever sequence was given, keep one that stays
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
                 object.__setattr__(self, name, tuple(value))
+        if not _are_ints(self.max_new_tokens, 1, one=True):
+            what = "a whole number of at least 1, or one a sample"
+            raise ConfigError(expected("max_new_tokens", what, repr(self.max_new_tokens)))
         if not _are_ints(self.seed, -(2**63), one=True):
             raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
         if not _are_ints(self.suppress_tokens, 0):

@@ -18,6 +18,7 @@ from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
+from .likely import keep_likely
 from .models.backbone import Backbone, backbone_for
 from .models.live import adopted
 from .models.load import spec_of
@@ -28,6 +29,7 @@ from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
 from .strategies import Decision, Strategy, View
 from .strategies.base import CANDIDATES, CANVAS, NEXT_BLOCK
+from .streaming import Stream
 
 __all__ = ["decode"]
 
@@ -41,6 +43,7 @@ def decode(
     *,
     config: DecodeConfig | None = None,
     spec: ModelSpec | None = None,
+    streamer: Any = None,
     observers: Iterable[Observer] = (),
     **overrides: Any,
 ) -> DecodeOutput:
@@ -54,6 +57,8 @@ def decode(
         attention_mask: (B, P), 1 on tokens and 0 on padding, which may stand on either side.
         config: a DecodeConfig; None takes the model's recommended settings.
         spec: the ModelSpec of a model that does not carry one.
+        streamer: for one prompt: an object like transformers' TextStreamer. `put` gets the prompt, then the generated
+            tokens as soon as no mask is left before them, up to the first EOS; `end` is called once, on errors too.
         observers: called after every forward with a StepEvent; each costs a few reads from the device.
         **overrides: fields of DecodeConfig (`max_new_tokens`, `block_length`, `strategy`, ...) and options of the
             strategy (`threshold`, `tau`, `eta`, ...). Unknown names are refused.
@@ -72,6 +77,20 @@ def decode(
     >>> out.text(tokenizer)[0].split("Answer: ")[1], bool(out.nfe < out.new_tokens)
     ('20 books.', True)
     """
+    with Stream(streamer) as stream:
+        return _decode(model, input_ids, attention_mask, config, spec, stream, observers, overrides)
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor | Sequence[Tensor],
+    attention_mask: Tensor | None,
+    config: DecodeConfig | None,
+    spec: ModelSpec | None,
+    stream: Stream,
+    observers: Iterable[Observer],
+    overrides: dict[str, Any],
+) -> DecodeOutput:
     began = time.perf_counter()
     if spec is not None and not isinstance(spec, ModelSpec):
         raise ModelError(expected("spec", "a ModelSpec", repr(spec)))
@@ -98,11 +117,12 @@ def decode(
         raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
     if any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
-        warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=2)
+        warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=3)
 
+    stream.begin(given.prompts)
     with backbone, torch.inference_mode():
-        canvas = Canvas.create(given.prompts, config.max_new_tokens, config.block_length, spec)
-        loop = _Loop(canvas, backbone, config, strategy, observers)
+        canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block_length, spec)
+        loop = _Loop(canvas, backbone, config, strategy, observers, stream)
         while canvas.sample:
             loop.step_once()
     sequences = torch.cat([given.columns, loop.generated.clone()], 1)
@@ -116,6 +136,7 @@ def decode(
         new_tokens=loop.new_tokens.clone(),
         history=History(loop.step.clone(), loop.reason.clone(), loop.confidence.clone()),
         timing=Timing(time.perf_counter() - began, loop.seconds["body"], loop.seconds["head"]),
+        max_new_tokens=torch.tensor(given.max_new_tokens, device=sequences.device),
     )
 
 
@@ -180,9 +201,10 @@ class _Loop:
         config: DecodeConfig,
         strategy: Strategy,
         observers: Sequence[Observer],
+        stream: Stream,
     ) -> None:
         self.canvas, self.backbone, self.config, self.strategy = canvas, backbone, config, strategy
-        self.observers = observers
+        self.observers, self.stream = observers, stream
         batch, device = len(canvas.sample), canvas.device
         # The mask token is never predicted, whatever its logit.
         self.suppress = torch.tensor(sorted({canvas.spec.mask_token_id, *config.suppress_tokens}), device=device)
@@ -243,6 +265,8 @@ class _Loop:
         canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
         canvas.forwards = [n + 1 for n in canvas.forwards]
         self._end_blocks(eos, remaining, forward)
+        if self.stream:
+            self._follow()
 
     def _rows(self) -> Rows:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
@@ -308,14 +332,25 @@ class _Loop:
 
     def _drawn(self, logits: Tensor, top: TopEta, sample: Tensor, column: Tensor) -> TopEta:
         """`top` of n rows, with temperature the drawn tokens and their probabilities in place of the likeliest ones."""
-        if self.config.temperature <= 0:
+        config = self.config
+        if config.temperature <= 0:
             return top
         pos = self.canvas.pos[sample, column]
+        limited = config.top_p is not None or config.top_k is not None
+        likely = logits
+        if limited:
+            likely = keep_likely(
+                logits, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, suppress=self.suppress
+            )
         drawn = sample_rows(
-            logits, self.seeds[sample], torch.full_like(pos, self.now), pos,
-            temperature=self.config.temperature, suppress=self.suppress, backend=self.config.backend,
+            likely, self.seeds[sample], torch.full_like(pos, self.now), pos,
+            temperature=config.temperature, suppress=self.suppress, backend=config.backend,
         )  # fmt: skip
-        return top._replace(top1=drawn.token, prob1=drawn.prob)
+        prob = drawn.prob
+        if limited:  # the confidence is that among all tokens
+            x = logits.gather(1, drawn.token.clamp(min=0)[:, None])[:, 0].float()
+            prob = (x - top.lse).exp()
+        return top._replace(top1=drawn.token, prob1=prob)
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self._timed("head", self.backbone.head, hidden)
@@ -395,7 +430,7 @@ class _Loop:
             self.memory.store(sample, column - canvas.prompt, top)
 
     def _retire(self, done: list[int]) -> None:
-        """Take finished samples out of the batch; behind an EOS stands padding."""
+        """Take finished samples out of the batch; behind an EOS and behind a sample's own columns stands padding."""
         canvas = self.canvas
         keep = [i for i in range(len(canvas.sample)) if i not in done]
         index = torch.tensor(done, device=canvas.device)
@@ -408,7 +443,7 @@ class _Loop:
             fill = canvas.spec.pad_token_id
             tokens = torch.where(behind, first if fill is None else fill, tokens)
         self.generated[target] = tokens
-        self.new_tokens[target] = (~behind).sum(1)
+        self.new_tokens[target] = (canvas.is_own()[index] & ~behind).sum(1)
         self.step[target], self.reason[target] = canvas.step[index], canvas.reason[index]
         self.confidence[target] = canvas.confidence[index]
 
@@ -420,6 +455,14 @@ class _Loop:
         for follower in (self.memory, self.state):
             if follower is not None:
                 follower.select(kept)
+
+    def _follow(self) -> None:
+        """Show the streamer the only sample's tokens; of a strategy that revises them, those of finished blocks."""
+        canvas, tokens = self.canvas, self.generated[0]
+        if canvas.sample:
+            done = canvas.span(0, canvas.block[0])[0] if self.strategy.revises else canvas.new_tokens
+            tokens = canvas.ids[0, canvas.prompt : canvas.prompt + done]
+        self.stream.follow(tokens, canvas.spec.mask_token_id, canvas.is_eos(tokens))
 
     def _timed(self, what: str, call: Callable[..., Tensor], *args: Any) -> Tensor:
         began = time.perf_counter()

@@ -16,7 +16,7 @@ class History:
     """When and why each generated token was committed, B samples of N tokens."""
 
     step: Tensor
-    """(B, N) int32: 1-based forward of the sample; 0 where no token was ever committed (behind an EOS)."""
+    """(B, N) int32: 1-based forward of the sample; 0 where no token was ever committed (behind an EOS or the end)."""
     reason: Tensor
     """(B, N) int32: 0 never committed, 1 confident, 2 converged, 3 forced."""
     confidence: Tensor
@@ -59,10 +59,11 @@ class StepEvent:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DecodeOutput:
-    """What `decode` returns for B samples, P prompt columns and N = max_new_tokens."""
+    """What `decode` returns for B samples, P prompt columns and N = max_new_tokens (the largest of several)."""
 
     sequences: Tensor
-    """(B, P + N) int64: the prompt columns as given, then the generated tokens."""
+    """(B, P + N) int64: the prompt columns as given, then the generated tokens. Behind a sample's own `max_new_tokens`
+    stands the pad token (without one the first EOS; without either token 0, or 1 where 0 is the mask)."""
     prompt_length: int
     """P, the first generated column."""
     nfe: Tensor
@@ -73,6 +74,8 @@ class DecodeOutput:
     """(B,) int64: generated tokens up to and including the first EOS."""
     history: History
     timing: Timing
+    max_new_tokens: Tensor
+    """(B,) int64: how many tokens each sample could have had."""
 
     def __repr__(self) -> str:
         return (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class Prompts:
     """(B, P) int64: what the output shows in front of the generated tokens."""
     prompts: list[Tensor]
     """The prompts without their padding, 1-D int64."""
+    max_new_tokens: list[int] = field(default_factory=list)
+    """One a prompt."""
 
 
 def check(
@@ -46,15 +48,18 @@ def check(
         raise InputError(
             f"input_ids are on {prompts.columns.device}, the model is on {device}. Move them with .to(model.device)."
         )
-    for i, prompt in enumerate(prompts.prompts):
+    _one_each(len(prompts.prompts), config)
+    wanted, batch = config.max_new_tokens, len(prompts.prompts)
+    prompts = replace(prompts, max_new_tokens=[wanted] * batch if isinstance(wanted, int) else list(wanted))
+    for i, (prompt, new) in enumerate(zip(prompts.prompts, prompts.max_new_tokens, strict=True)):
         _in_vocabulary(prompt, spec, i)
-        total = len(prompt) + config.max_new_tokens
+        total = len(prompt) + new
         if spec.max_positions is not None and total > spec.max_positions:
             raise InputError(
-                f"sample {i} needs {len(prompt)} + max_new_tokens {config.max_new_tokens} = {total} positions, the "
+                f"sample {i} needs {len(prompt)} + max_new_tokens {new} = {total} positions, the "
                 f"model has {spec.max_positions}. Shorten the prompt or pass a smaller max_new_tokens."
             )
-    _check_settings(len(prompts.prompts), spec, config)
+    _check_settings(spec, config)
     choose(config.backend, prompts.columns.device)
     return prompts
 
@@ -126,10 +131,15 @@ def _in_vocabulary(prompt: Tensor, spec: ModelSpec, i: int) -> None:
         raise InputError(expected(f"ids of sample {i}", f"in [0, {top})", got, "Use this model's tokenizer."))
 
 
-def _check_settings(batch: int, spec: ModelSpec, config: DecodeConfig) -> None:
-    if not isinstance(config.seed, int) and len(config.seed) != batch:
-        wanted = f"one number, or one for each of the {batch} samples"
-        raise InputError(expected("seed", wanted, f"{len(config.seed)} numbers"))
+def _one_each(batch: int, config: DecodeConfig) -> None:
+    for name in ("max_new_tokens", "seed"):
+        value = getattr(config, name)
+        if not isinstance(value, int) and len(value) != batch:
+            what = f"one number, or one for each of the {batch} samples"
+            raise InputError(expected(name, what, f"{len(value)} numbers"))
+
+
+def _check_settings(spec: ModelSpec, config: DecodeConfig) -> None:
     top = spec.vocab_size
     wrong = [i for i in config.suppress_tokens if top is not None and i >= top]
     if wrong:

@@ -63,7 +63,7 @@ def steps(out: DecodeOutput, sample: int = 0) -> list[Step]:
     when, why = history.step[sample].tolist(), history.reason[sample].tolist()
     confidence, token = history.confidence[sample].tolist(), out.generated[sample].tolist()
     text_ends = int(out.new_tokens[sample])
-    left, result = len(when), []
+    left, result = int(out.max_new_tokens[sample]), []
     for now in range(1, int(out.nfe[sample]) + 1):
         index = [i for i, step in enumerate(when) if step == now]
         left -= len(index)

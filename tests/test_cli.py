@@ -127,6 +127,23 @@ def test_trace_shows_the_steps_before_the_text(run: Run) -> None:
         assert steps == [str(i + 1) for i in range(nfe)]
 
 
+def test_streaming_prints_the_same_text_in_pieces(run: Run, fails: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = tiny_decode("--prompt", LAST.prompt)
+    plain = run(*argv).partition("seconds")[0]
+    assert run(*argv, "--stream").partition("seconds")[0] == plain
+    text, lines = plain.splitlines()[0], run(*argv, "--stream", "--trace").splitlines()
+    assert (lines[0], lines.count(text)) == (text, 1)
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", written.append)
+    assert main([*argv, "--stream"]) == 0
+    pieces = "".join(written).partition(text)[0], [piece for piece in written if piece.strip() and piece in text]
+    assert pieces[0] == ""
+    assert len(pieces[1]) > 2
+    monkeypatch.undo()
+    for other in (["--json"], ["--prompt", FIRST.prompt]):
+        assert "--stream prints one text" in fails(*argv, "--stream", *other)
+
+
 def test_several_prompts_are_one_batch_and_come_back_in_order(run: Run, calls: list[dict[str, Any]]) -> None:
     options = [*SHORT, "--dtype", "float64"]  # so that no rounding depends on the size of the batch
     alone = [run(*tiny_decode("--prompt", p.prompt, *options)).splitlines() for p in (FIRST, LAST)]
@@ -155,15 +172,16 @@ def test_every_flag_reaches_decode_and_nothing_else_does(run: Run, calls: list[d
     run(*tiny_decode("--prompt", FIRST.prompt, *SHORT))
     run(*tiny_decode(
         "--prompt", FIRST.prompt, "--strategy", "leap", "--max-new-tokens", "8", "--block-length", "4", "--threshold",
-        "0.8", "--tau", "0.6", "--eta", "0.3", "--temperature", "0.5", "--seed", "7", "--cache", "none",
+        "0.8", "--tau", "0.6", "--eta", "0.3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "4", "--seed", "7",
+        "--cache", "none",
         "--set", "keep_confident=false", "--set", "suppress-tokens=[5, 6]", "--set", "backend=reference",
     ))  # fmt: skip
     plain, full = ({k: v for k, v in call.items() if k != "prompts"} for call in calls)
     assert plain == {"max_new_tokens": 16}
     assert full == {
         "strategy": "leap", "max_new_tokens": 8, "block_length": 4, "threshold": 0.8, "tau": 0.6, "eta": 0.3,
-        "temperature": 0.5, "seed": 7, "cache": "none", "keep_confident": False, "suppress_tokens": [5, 6],
-        "backend": "reference",
+        "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "cache": "none",
+        "keep_confident": False, "suppress_tokens": [5, 6], "backend": "reference",
     }  # fmt: skip
 
 
@@ -226,7 +244,7 @@ def test_unknown_words_are_named_with_a_prompt_that_works(fails: Run) -> None:
         (["--set", "nonsense"], "--set must be KEY=VALUE.* got 'nonsense'"),
         (["--set", "observers=[]"], "--set must be KEY=VALUE.* got 'observers="),
         (["--set", "model=1"], "--set must be KEY=VALUE.* got 'model=1'"),
-        (["--max-new-tokens", "0"], "max_new_tokens must be a whole number of at least 1, got 0"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be a whole number of at least 1, or one a sample, got 0"),
         (["--max-new-tokens", "100000"], "positions, the model has"),
         (["--temperature", "nan"], "temperature must be a number in"),
         (["--cache", "nonsense"], "cache must be one of"),

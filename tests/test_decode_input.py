@@ -26,7 +26,13 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
 @pytest.mark.parametrize(
     ("name", "values", "match"),
     [
-        ("max_new_tokens", [0, -1, 2.5, True, "8"], "max_new_tokens must be a whole number of at least 1, got"),
+        (
+            "max_new_tokens",
+            [0, -1, 2.5, True, "8", [4, 0], [True], None],
+            "max_new_tokens must be a whole number of at least 1, or one a sample, got",
+        ),
+        ("top_p", [-0.1, 1.1, "1", float("nan")], "top_p must be a number in"),
+        ("top_k", [0, -1, 2.5, True], "top_k must be a whole number of at least 1, or None, got"),
         ("block_length", [0, -32, 1.5, None], "block_length must be a whole number of at least 1, got"),
         ("strategy", ["magic", 7], "strategy must be one of full, threshold, .*leap.* or a Strategy object, got"),
         ("cache", ["paged", None], "cache must be one of none, prefix, dual, delayed, block, got"),

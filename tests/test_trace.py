@@ -54,6 +54,7 @@ def by_hand() -> DecodeOutput:
             confidence=torch.tensor([[0.75, 1.0, 1.0, 0.25, 0.5, 1.0, 1.0, 0.0]]),
         ),
         timing=Timing(1.0, 0.5, 0.25),
+        max_new_tokens=torch.tensor([8]),
     )
 
 
@@ -208,6 +209,7 @@ def test_long_runs_of_masks_say_how_long_they_are() -> None:
     out = DecodeOutput(
         torch.ones(1, 40, dtype=torch.int64), 0, torch.tensor([3]), torch.tensor([9]), torch.tensor([40]),
         History(torch.where(step == 1, 3, step), torch.ones_like(step), torch.ones(1, 40)), Timing(1, 1, 1),
+        torch.tensor([40]),
     )  # fmt: skip
     lines = draw(trace.render(out, Words())).splitlines()
     assert lines[1].split() == ["1", "+0", "40", "··40··"]

@@ -93,6 +93,8 @@ class Strategy:
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
     are read, which caches and block-causal models do not always compute."""
+    revises: ClassVar[bool] = False
+    """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
     parity: str | None = None
@@ -189,18 +191,19 @@ def schedule(canvas: Canvas, steps: int | None) -> list[int]:
     per_block = steps_per_block(canvas, steps)
     if per_block is None:
         return [min(1, left) for left in canvas.left]
-    return [even_share(n, per_block, j) for n, j in zip(canvas.entered, canvas.forwards, strict=True)]
+    return [even_share(*now) for now in zip(canvas.entered, per_block, canvas.forwards, strict=True)]
 
 
-def steps_per_block(canvas: Canvas, steps: int | None) -> int | None:
-    """`steps` divided among the blocks of a canvas; ConfigError where that does not go."""
+def steps_per_block(canvas: Canvas, steps: int | None) -> list[int] | None:
+    """(B,) `steps` divided among the blocks of each sample; ConfigError where that does not go."""
     if steps is None:
         return None
-    blocks = -(-canvas.new_tokens // canvas.block_length)
-    if steps % blocks:
-        what = f"a multiple of the {blocks} blocks ({canvas.new_tokens} new tokens of {canvas.block_length} a block)"
-        raise ConfigError(expected("steps", what, steps))
-    return steps // blocks
+    blocks = [-(-n // canvas.block_length) for n in canvas.n_new]
+    for n, count in zip(canvas.n_new, blocks, strict=True):
+        if steps % count:
+            what = f"a multiple of the {count} blocks ({n} new tokens of {canvas.block_length} a block)"
+            raise ConfigError(expected("steps", what, steps))
+    return [steps // count for count in blocks]
 
 
 def check_range(name: str, value: object, low: float, high: float) -> None:

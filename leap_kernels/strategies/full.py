@@ -58,8 +58,8 @@ class Full(Strategy):
 
     def leaving(self, canvas: Canvas, state: Any) -> list[int]:
         clean = super().leaving(canvas, state)
-        least = steps_per_block(canvas, self.steps) or 0
-        return [i for i in clean if canvas.forwards[i] >= least] if self.parity else clean
+        least = steps_per_block(canvas, self.steps) if self.parity else None
+        return [i for i in clean if canvas.forwards[i] >= least[i]] if least else clean
 
     def accept(self, stats: RowStatistics, view: View, state: Any) -> Decision:
         k = torch.tensor(schedule(view.canvas, self.steps), device=view.targets.device)[:, None]

@@ -70,7 +70,7 @@ class Prophet(Strategy):
 
     def start(self, canvas: Canvas) -> None:
         steps_per_block(canvas, self.steps)
-        new, vocab = canvas.new_tokens, canvas.spec.vocab_size
+        new, vocab = min(canvas.n_new), canvas.spec.vocab_size
         if self.answer_start is not None and self.answer_start + self.window > new:
             what = f"at most max_new_tokens {new} - window {self.window}"
             raise ConfigError(expected("answer_start", what, self.answer_start))
@@ -93,19 +93,20 @@ class Prophet(Strategy):
     def _gap(self, stats: RowStatistics, view: View) -> Tensor:
         """(B,) mean of largest minus second largest logit over the answer."""
         canvas, device = view.canvas, view.targets.device
-        first, count = (0, canvas.new_tokens) if self.answer_start is None else (self.answer_start, self.window)
-        batch = len(canvas.sample)
-        column = (canvas.prompt + first + torch.arange(count, device=device)).repeat(batch)
-        sample = torch.arange(batch, device=device).repeat_interleave(count)
-        return (
-            stats.forward.predict(stats.forward.logits(sample, column), sample, column).gap.view(batch, count).mean(1)
-        )
+        first, counts = 0, canvas.n_new
+        if self.answer_start is not None:
+            first, counts = self.answer_start, [self.window] * len(canvas.sample)
+        places = [(i, canvas.prompt + first + j) for i, count in enumerate(counts) for j in range(count)]
+        sample, column = torch.tensor(places, device=device).T
+        gap = stats.forward.predict(stats.forward.logits(sample, column), sample, column).gap
+        return torch.stack([own.mean() for own in gap.split(counts)])
 
     def _limits(self, canvas: Canvas) -> list[float]:
         """(B,) the gap from which each sample is done."""
-        per_block = steps_per_block(canvas, self.steps) or canvas.block_length
-        total = self.steps or canvas.new_tokens
-        progress = [(b * per_block + j + 1) / total for b, j in zip(canvas.block, canvas.forwards, strict=True)]
+        per_block = steps_per_block(canvas, self.steps) or [canvas.block_length] * len(canvas.sample)
+        total = [self.steps or n for n in canvas.n_new]
+        where = zip(canvas.block, per_block, canvas.forwards, total, strict=True)
+        progress = [(block * steps + j + 1) / all_steps for block, steps, j, all_steps in where]
         return [self.limits[0 if p < EARLY else 1 if p < LATE else 2] for p in progress]
 
 
