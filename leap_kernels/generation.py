@@ -14,15 +14,13 @@ from .config import DecodeConfig, resolve
 from .decoding import decode
 from .errors import ConfigError, InputError, expected
 from .models.load import spec_of
-from .models.spec import ModelSpec
-from .output import StepEvent
 from .rows import Rows
 from .strategies import STRATEGIES
 
 __all__ = ["generate"]
 
 # What transformers' own arguments say already, and the one name that it keeps for key-value caches of its own.
-_THEIRS = {"max_new_tokens", "temperature", "eos_token_id", "pad_token_id", "cache"}
+_THEIRS = {"max_new_tokens", "temperature", "top_k", "top_p", "eos_token_id", "pad_token_id", "cache"}
 # What transformers prepares for a forward of one token after the other, and a canvas has no use for.
 _PREPARED = {
     "attention_mask",
@@ -48,13 +46,14 @@ def generate(
 ) -> Any:
     """Decode by `decode`, called by transformers: `model.generate(ids, custom_generate=leap_kernels.generate, ...)`.
 
-    `max_new_tokens` (or `max_length`), `do_sample`, `temperature`, `eos_token_id` (several as well), `pad_token_id`,
-    `attention_mask`, `num_return_sequences` and `return_dict_in_generate` mean what they do in transformers. What
-    `decode` has no counterpart for (beams, top-k, penalties, stop strings, logits processors, ...) is refused.
+    `max_new_tokens` (or `max_length`), `do_sample`, `temperature`, `top_k`, `top_p`, `eos_token_id` (several as well),
+    `pad_token_id`, `attention_mask`, `num_return_sequences` and `return_dict_in_generate` mean what they do in
+    transformers. What `decode` has no counterpart for (beams, penalties, stop strings, logits processors, ...) is
+    refused.
 
     Args:
-        stream_to: a transformers streamer, for one prompt: tokens of a block once the decoding has left it. (Releases
-            of transformers that keep `streamer=` from a custom_generate show the prompt on it and nothing else.)
+        stream_to: a transformers streamer, for one prompt: `decode`'s `streamer`. (Releases of transformers that keep
+            `streamer=` from a custom_generate show the prompt on it and nothing else.)
         **settings: settings of `decode` and options of its strategies: `block_length`, `strategy`, `tau`, ...; its
             `cache` is named `kv_cache` here. Unless `seed` is given, draws follow torch.manual_seed.
 
@@ -83,7 +82,7 @@ def generate(
     if theirs:
         raise ConfigError(f"{', '.join(theirs)}: the forwards of leap_kernels.generate do not take this. Leave it out.")
     _refuse_other_loops(generation_config, synced_gpus)
-    _refuse_processors(logits_processor or (), generation_config)
+    settings |= _limits(logits_processor or (), generation_config)
     _check_prepared(input_ids, prepared)
     length, eos = _criteria(stopping_criteria or ())
     if "kv_cache" in settings:
@@ -103,17 +102,13 @@ def generate(
     if settings["temperature"] > 0 and settings.get("seed") is None:
         settings["seed"] = torch.randint(2**62, (input_ids.shape[0],)).tolist()
 
-    target = streamer if stream_to is None else stream_to
     spec = spec_of(model)
     config, _ = resolve(None, spec.defaults if spec else {}, settings)
-    stream = None if target is None else _Stream(config, spec, input_ids, prepared["attention_mask"], target)
-    if stream is not None and stream_to is not None:
-        target.put(input_ids.cpu())  # what transformers does with a streamer of its own
-    out = decode(model, input_ids, prepared["attention_mask"], observers=[] if stream is None else [stream], **settings)
-    longest = int(out.new_tokens.max()) if config.early_stop else config.max_new_tokens
+    # A streamer that transformers hands over was given the prompt there already.
+    target = stream_to if streamer is None else _WithoutPrompt(streamer)
+    out = decode(model, input_ids, prepared["attention_mask"], streamer=target, **settings)
+    longest = int((out.new_tokens if config.early_stop else out.max_new_tokens).max())
     sequences = out.sequences[:, : input_ids.shape[1] + longest]
-    if stream is not None:
-        stream.end(sequences[0, input_ids.shape[1] :])
     if not generation_config.return_dict_in_generate:
         return sequences
     from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -161,15 +156,28 @@ def _refuse_other_loops(config: Any, synced_gpus: bool) -> None:
             raise ConfigError(f"{name}={getattr(config, name)!r} is not supported by leap_kernels.generate. {fix}")
 
 
-def _refuse_processors(processors: Any, config: Any) -> None:
+def _limits(processors: Any, config: Any) -> dict[str, Any]:
+    """`top_k` or `top_p` as decode has them, of the processors that transformers made of its own arguments."""
+    limits: dict[str, Any] = {}
     for processor in processors:
         name = type(processor).__name__
         if name == "TemperatureLogitsWarper" and processor.temperature == config.temperature and config.do_sample:
             continue  # done by decode
+        if name == "TopKLogitsWarper" and processor.top_k == config.top_k and config.do_sample:
+            limits["top_k"] = int(processor.top_k)
+        elif name == "TopPLogitsWarper" and processor.top_p == config.top_p and config.do_sample:
+            limits["top_p"] = float(processor.top_p)
+        else:
+            raise ConfigError(
+                f"{name} cannot be applied: many positions are decoded at once, not one behind a prefix. Leave its "
+                "argument out; suppress_tokens=[...] bans tokens."
+            )
+    if len(limits) == 2:
         raise ConfigError(
-            f"{name} cannot be applied: many positions are decoded at once, not one behind a prefix. Leave its "
-            "argument out; top_k=0 and top_p=1.0 where it is sampling's default; suppress_tokens=[...] bans tokens."
+            f"top_k={limits['top_k']} together with top_p={limits['top_p']}: transformers takes the shares for top_p "
+            "among the top_k, decode among all tokens. Pass one of them: top_k=0 or top_p=1.0 switches the other off."
         )
+    return limits
 
 
 def _criteria(criteria: Any) -> tuple[int, tuple[int, ...]]:
@@ -212,30 +220,16 @@ def _check_prepared(input_ids: Tensor, prepared: dict[str, Any]) -> None:
             raise InputError("position_ids differ from 0, 1, 2, ... over each prompt, and decode has no others.")
 
 
-class _Stream:
-    """Puts the tokens of blocks that the decoding has left on a streamer, from the left, one prompt at a time."""
+class _WithoutPrompt:
+    """A streamer without the first thing that is put on it."""
 
-    def __init__(
-        self, config: DecodeConfig, spec: ModelSpec | None, ids: Tensor, mask: Tensor | None, target: Any
-    ) -> None:
-        if ids.shape[0] != 1:
-            raise InputError(expected("the batch of a streamer", "one prompt", f"{ids.shape[0]}"))
-        self.block = config.block_length or config.max_new_tokens
-        prompt = int(mask.sum()) if mask is not None else ids.shape[1]
-        self.tail = prompt % self.block if spec and spec.block_causal_length else 0
-        self.target, self.known, self.shown = target, dict[int, int](), 0
+    def __init__(self, target: Any) -> None:
+        self.target, self.began = target, False
 
-    def __call__(self, event: StepEvent) -> None:
-        self.known |= dict(zip(event.index, event.token, strict=True))
-        if event.index:
-            last = max(event.index) + self.tail
-            self.put([self.known[i] for i in range(self.shown, last - last % self.block - self.tail)])
+    def put(self, tokens: Tensor) -> None:
+        if self.began:
+            self.target.put(tokens)
+        self.began = True
 
-    def put(self, tokens: list[int]) -> None:
-        if tokens:
-            self.target.put(torch.tensor(tokens))
-            self.shown += len(tokens)
-
-    def end(self, generated: Tensor) -> None:
-        self.put(generated[self.shown :].tolist())
+    def end(self) -> None:
         self.target.end()

@@ -128,6 +128,17 @@ def test_sampling_follows_torchs_generator(model):
     assert torch.equal(cold, decode(model, ids, max_new_tokens=12, early_stop=False).sequences.expand(4, -1))
 
 
+@pytest.mark.parametrize(("limit", "off"), [({"top_k": 3}, {}), ({"top_p": 0.6}, {"top_k": 0})])
+def test_top_k_and_top_p_are_decodes(model, limit, off):
+    """transformers' own default, the 50 likeliest, is more than this vocabulary has."""
+    ids, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 12, "early_stop": False, "temperature": 3.0, "seed": 4}
+    drawn = model.generate(ids, **OURS, **options, do_sample=True, **limit, **off)
+    assert torch.equal(drawn, decode(model, ids, **options, **limit).sequences)
+    assert not torch.equal(drawn, decode(model, ids, **options).sequences)
+    unlimited = model.generate(ids, **OURS, **options, do_sample=True)
+    assert torch.equal(unlimited, decode(model, ids, **options).sequences)
+
+
 def test_a_dictionary_is_returned_on_request(model):
     ids = torch.tensor([[5, 6, 7]])
     result = model.generate(ids, **OURS, max_new_tokens=9, return_dict_in_generate=True)
@@ -154,18 +165,21 @@ class Log:
         self.ended += 1
 
 
-def test_streaming_shows_blocks_from_the_left(model):
-    ids, log, forwards = torch.tensor([[5, 6, 7]]), Log(), []
-    hook = model.model.register_forward_hook(lambda *args: forwards.append(len(log.puts)))
+def test_a_streamer_is_decodes(model):
+    """The prompt, then tokens while others are still masked; one prompt only."""
+    ids, log, own, shown = torch.tensor([[5, 6, 7]]), Log(), Log(), []
+    hook = model.model.register_forward_hook(lambda *args: shown.append(len(log.tokens)))
     options = {"max_new_tokens": 12, "block_length": 4, "early_stop": False}
     sequences = model.generate(ids, **OURS, **options, stream_to=log)
     hook.remove()
-    assert [len(put) for put in log.puts] == [3, 4, 4, 4]
+    decode(model, ids, **options, streamer=own)
+    assert log.puts == own.puts
+    assert log.puts[0] == [5, 6, 7]
     assert log.tokens == sequences[0].tolist()
     assert log.ended == 1
-    assert forwards[0] == 1
-    assert forwards[-1] == 3  # before the last forward all but the last block was shown
-    with pytest.raises(InputError, match="one prompt, got 2"):
+    assert shown[0] == 3
+    assert shown[-1] > 3
+    with pytest.raises(ConfigError, match="one prompt, got a batch of 2"):
         model.generate(ids.repeat(2, 1), **OURS, **options, stream_to=log)
 
 
@@ -183,16 +197,6 @@ def test_streaming_ends_with_the_eos(tiny, tiny_tokenizer, tiny_prompts):
         assert "".join(streamer) == text
 
 
-def test_streaming_of_block_causal_models(model):
-    """There the tail of the prompt shares the first block."""
-    model.leap_spec = leap_kernels.ModelSpec(mask_token_id=0, vocab_size=23, block_causal_length=4)
-    log = Log()
-    ids = torch.arange(3, 9)[None]
-    sequences = model.generate(ids, **OURS, max_new_tokens=12, block_length=4, stream_to=log)
-    assert [len(put) for put in log.puts] == [6, 2, 4, 4, 2]
-    assert log.tokens == sequences[0].tolist()
-
-
 def test_a_streamer_that_transformers_hands_over_gets_no_second_prompt(model):
     """As releases do that pass `streamer` on."""
     log, ids = Log(), torch.tensor([[5, 6, 7]])
@@ -204,15 +208,16 @@ def test_a_streamer_that_transformers_hands_over_gets_no_second_prompt(model):
 
     model.generate(ids, custom_generate=grab, max_new_tokens=8)
     sequences = leap_kernels.generate(model, ids, **seen, streamer=log, early_stop=False, block_length=4)
-    assert log.puts == [sequences[0, 3:7].tolist(), sequences[0, 7:].tolist()]
+    assert log.tokens == sequences[0, 3:].tolist()
+    assert log.ended == 1
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"num_beams": 2}, ConfigError, "beam search has no counterpart"),
-        ({"do_sample": True}, ConfigError, "TopKLogitsWarper cannot be applied.*top_k=0"),
-        ({"do_sample": True, "top_k": 0, "top_p": 0.9}, ConfigError, "TopPLogitsWarper cannot be applied"),
+        ({"do_sample": True, "top_k": 5, "top_p": 0.9}, ConfigError, "top_k=5 together with top_p=0.9.*top_k=0"),
+        ({"do_sample": True, "top_k": 0, "min_p": 0.1}, ConfigError, "MinPLogitsWarper cannot be applied"),
         ({"repetition_penalty": 1.2}, ConfigError, "RepetitionPenaltyLogitsProcessor cannot be applied"),
         ({"min_new_tokens": 3}, ConfigError, "cannot be honoured. suppress_tokens"),
         ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.5)])}, ConfigError, "cannot be applied"),
