@@ -29,7 +29,7 @@ class Canvas:
     ids: Tensor
     """(B, P + N) int64."""
     pos: Tensor
-    """(B, P + N) int32: position of each column in its own sample; 0 on padding."""
+    """(B, P + N) int32: position of each column in its own sample, from the model's first one on; that on padding."""
     kind: Tensor
     """(B, P + N) int32: 0 base row, -1 padding."""
     step: Tensor
@@ -51,6 +51,8 @@ class Canvas:
     """(B, 1) int64: first generated column of the current block, counted from P."""
     stop: Tensor
     """(B, 1) int64: past its last."""
+    runs: list[list[tuple[int, int, int]]] | None = None
+    """Infilling: the blocks of each sample, as first column, past-the-last column and number of masks."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: int, block_length: int, spec: ModelSpec) -> Canvas:
@@ -66,7 +68,7 @@ class Canvas:
         new = (batch, max_new_tokens)
         canvas = cls(
             ids=ids,
-            pos=pos.clamp(min=0).to(torch.int32),
+            pos=(pos.clamp(min=0) + spec.position_offset).to(torch.int32),
             kind=torch.where(pos < 0, PADDING, BASE).to(torch.int32),
             step=torch.zeros(new, dtype=torch.int32, device=device),
             reason=torch.zeros(new, dtype=torch.int32, device=device),
@@ -81,6 +83,41 @@ class Canvas:
             stop=lengths,
         )
         canvas.enter_blocks(range(batch))
+        return canvas
+
+    @classmethod
+    def infill(cls, prompts: list[Tensor], run_length: int | None, spec: ModelSpec) -> Canvas:
+        """A canvas of nothing but `prompts`, all of whose columns count as generated, with blocks where masks stand.
+
+        Runs of `run_length` positions from the first mask (in block-causal models: from multiples of it), those
+        without masks left out; None is one run over everything (a block, in block-causal models).
+        """
+        width, size = max(len(p) for p in prompts), spec.block_causal_length
+        filler = int(spec.mask_token_id == 0)  # under the padding of shorter samples; any token but the mask
+        ids = torch.full((len(prompts), width), filler, dtype=torch.int64, device=prompts[0].device)
+        runs: list[list[tuple[int, int, int]]] = []
+        for row, prompt in zip(ids, prompts, strict=True):
+            pad = width - len(prompt)
+            row[pad:] = prompt
+            masks = (prompt == spec.mask_token_id).nonzero()[:, 0].tolist()
+            start, step = (0 if size else masks[0] if masks else 0), run_length or size or width
+            per_run: dict[int, int] = {}
+            for mask in masks:
+                per_run[(mask - start) // step] = per_run.get((mask - start) // step, 0) + 1
+            spans = [
+                (start + n * step, min(start + (n + 1) * step, len(prompt)), count) for n, count in per_run.items()
+            ]
+            runs.append([(pad + first, pad + last, count) for first, last, count in spans])
+        canvas = cls.create([p[:0] for p in prompts], width, 1, spec)
+        pos = torch.arange(width, device=ids.device) - torch.tensor(
+            [[width - len(p)] for p in prompts], device=ids.device
+        )
+        canvas.ids, canvas.runs = ids, runs
+        canvas.pos = (pos.clamp(min=0) + spec.position_offset).to(torch.int32)
+        canvas.kind = torch.where(pos < 0, PADDING, BASE).to(torch.int32)
+        canvas.n_prompt = [len(p) - width for p in prompts]  # positions are columns plus this
+        canvas.block_length = max((last - first for spans in runs for first, last, _ in spans), default=1)
+        canvas.enter_blocks(range(len(prompts)))
         return canvas
 
     @property
@@ -106,13 +143,17 @@ class Canvas:
         """First and past-the-last generated column (counted from P) of a sample's block; empty past the end.
 
         Blocks start where the prompt ends; in block-causal models at multiples of `block_length` in position, so
-        that the tail of a prompt shares the first block.
+        that the tail of a prompt shares the first block. Infilling: where there are masks.
         """
+        if self.runs is not None:
+            return self.runs[i][block][:2] if block < len(self.runs[i]) else (self.new_tokens, self.new_tokens)
         tail = self.n_prompt[i] % self.block_length if self.spec.block_causal_length else 0
         start = block * self.block_length - tail
         return max(start, 0), min(start + self.block_length, self.new_tokens)
 
     def is_last_block(self, i: int) -> bool:
+        if self.runs is not None:
+            return self.block[i] + 1 >= len(self.runs[i])
         return self.span(i, self.block[i])[1] >= self.new_tokens
 
     def computed_columns(self, i: int) -> int:
@@ -175,6 +216,8 @@ class Canvas:
         spans = [self.span(i, block) for i, block in enumerate(self.block)]
         for i in samples:
             self.left[i] = spans[i][1] - spans[i][0]
+            if self.runs is not None:
+                self.left[i] = self.runs[i][self.block[i]][2] if self.runs[i] else 0
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
 
     def select(self, keep: list[int], index: Tensor) -> None:
@@ -183,3 +226,5 @@ class Canvas:
             setattr(self, name, getattr(self, name).index_select(0, index))
         for name in ("sample", "n_prompt", "block", "left"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])
+        if self.runs is not None:
+            self.runs = [self.runs[i] for i in keep]

@@ -19,6 +19,10 @@ from .strategies.base import check_range
 __all__ = ["DecodeConfig", "resolve"]
 
 
+class _Unset(int):
+    """A default that can be told from the same number given on purpose."""
+
+
 @dataclass(frozen=True)
 class DecodeConfig:
     """Settings of one `decode` call, checked when made.
@@ -27,15 +31,22 @@ class DecodeConfig:
     find their way there. Raises ConfigError for a value out of range.
     """
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = _Unset(256)
     """Tokens to generate, at least 1; need not be a multiple of the block. Default: the LEAP paper's (GSM8K). The
     bundled model recommends 64."""
-    block_length: int = 32
-    """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
+    block_length: int = _Unset(32)
+    """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's; with `infill`
+    all masks at once."""
+    infill: bool = False
+    """Fill the mask tokens that stand inside the prompts, wherever they are, and generate nothing behind them. EOS and
+    `early_stop` then mean nothing. Masked language models recommend it."""
     strategy: str | Strategy = "leap"
     """Name of a decoding rule, or an object with its options set."""
     cache: str = "none"
     """Which base rows a forward recomputes; "none" recomputes all and is exact."""
+    free_first_token: bool = False
+    """Commit the first token of a block in the block's first forward, whatever its confidence. For models that are
+    shifted and block-causal (Fast-dLLM v2): it is read in the block before, so no later forward can change it."""
     temperature: float = 0.0
     """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
     seed: int | Sequence[int] = 0
@@ -64,7 +75,8 @@ class DecodeConfig:
         if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
         check_range("temperature", self.temperature, 0, 1e6)
-        flag("early_stop", self.early_stop)
+        for name in ("early_stop", "infill", "free_first_token"):
+            flag(name, getattr(self, name))
         for name in ("seed", "suppress_tokens", "eos_token_id"):  # whatever sequence was given, keep one that stays
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
@@ -81,6 +93,11 @@ class DecodeConfig:
                 raise ConfigError(expected(name, "a token id of at least 0", repr(value)))
         check_name(self.backend)
 
+    @property
+    def run_length(self) -> int | None:
+        """With `infill`: the block length that was asked for; None for one run over everything."""
+        return None if isinstance(self.block_length, _Unset) else self.block_length
+
     def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
         """`spec` with this config's ids and the model's own limits; ModelError when nobody knows a mask token."""
         own: dict[str, Any] = {
@@ -95,6 +112,8 @@ class DecodeConfig:
                 "Pass spec=ModelSpec(mask_token_id=...), or mask_token_id=..., or use leap_kernels.load."
             )
         limits = limits_of(model)
+        if spec is not None and "max_positions" in limits:
+            limits["max_positions"] -= spec.position_offset
         for name, limit in limits.items():
             claimed = getattr(spec, name, None)
             if claimed is None or claimed > limit:
@@ -121,6 +140,11 @@ def resolve(
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
     )
+    if config.infill and ("max_new_tokens" in overrides or config.cache != "none"):
+        what = "max_new_tokens" if "max_new_tokens" in overrides else f"cache={config.cache!r}"
+        raise ConfigError(
+            f"{what} does not go with infill=True, which generates nothing behind the prompt. Leave it out."
+        )
     by_name = not isinstance(config.strategy, Strategy)
     strategy = STRATEGIES[config.strategy]() if isinstance(config.strategy, str) else config.strategy
     options = {name: value for name, value in overrides.items() if name not in shared}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +18,11 @@ from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import BadLogitsError, InputError, LeapError, ModelError, expected
+from .infilling import in_callers_columns, to_caller
 from .models.backbone import Backbone, backbone_for
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .ops import Superposed, TopEta, top_eta
+from .ops import FORCED, Superposed, TopEta, top_eta
 from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .sampling import draw
@@ -47,7 +49,8 @@ def decode(
     Args:
         model: what `load` returns; any transformers decoder with a `spec`; or a callable
             `f(input_ids, position_ids=, attention_mask=4-D bool) -> logits` with a `spec`.
-        input_ids: (B, P) or (P,) int64 prompts, or a list of 1-D tensors (padded on the left here). P may be 0.
+        input_ids: (B, P) or (P,) int64 prompts, or a list of 1-D tensors (padded on the left here). P may be 0. With
+            `infill=True` the texts whose mask tokens are to be filled.
         attention_mask: (B, P), 1 on tokens and 0 on padding, which may stand on either side.
         config: a DecodeConfig; None takes the model's recommended settings.
         spec: the ModelSpec of a model that does not carry one.
@@ -56,7 +59,8 @@ def decode(
             strategy (`threshold`, `tau`, `eta`, ...). Unknown names are refused.
 
     Returns:
-        DecodeOutput. No mask token is left behind the prompt, and the prompt columns are what was given.
+        DecodeOutput. No mask token is left behind the prompt, and the prompt columns are what was given. With
+        `infill=True` no mask token is left, and every other token is what was given.
 
     Raises:
         InputError, ConfigError, ModelError: before the first forward.
@@ -75,7 +79,10 @@ def decode(
     observers = tuple(observers) if isinstance(observers, Iterable) else (observers,)
     if not all(callable(observer) for observer in observers):
         raise InputError(expected("observers", "callables that take a StepEvent", repr(observers)))
-    known = spec_of(model) if spec is None else spec
+    own = spec_of(model)
+    if spec is not None and own is not None:
+        spec.agree_with(own, model)
+    known = own if spec is None else spec
     config, strategy = resolve(config, known.defaults if known else {}, overrides)
     spec = config.spec(known, model)
     backbone = backbone_for(model, spec)
@@ -85,25 +92,37 @@ def decode(
             'does not. Use strategy="threshold" or "full", or give the callable both arguments.'
         )
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
-    if any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
+    if not config.infill and any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=2)
 
     with backbone, torch.inference_mode():
-        canvas = Canvas.create(given.prompts, config.max_new_tokens, config.block_length, spec)
+        if config.infill:
+            # An EOS inside a text ends nothing.
+            canvas = Canvas.infill(given.prompts, config.run_length, dataclasses.replace(spec, eos_token_ids=()))
+            observers = tuple(in_callers_columns(given, observers))
+        else:
+            canvas = Canvas.create(given.prompts, config.max_new_tokens, config.block_length, spec)
         loop = _Loop(canvas, backbone, config, strategy, observers)
+        loop.retire_complete()
         while canvas.sample:
             loop.step_once()
     sequences = torch.cat([given.columns, loop.generated.clone()], 1)
+    history: tuple[Tensor, ...] = (loop.step, loop.reason, loop.confidence)
+    if config.infill:
+        sequences = to_caller(given, loop.generated, given.columns)
+        history = tuple(to_caller(given, t, t.new_zeros(given.columns.shape)) for t in history)
+        loop.new_tokens = (history[0] > 0).sum(1)
     if bool((loop.generated == spec.mask_token_id).any()):
         raise LeapError("internal error: a mask token is left after decoding; please report this.")
     return DecodeOutput(
         sequences=sequences,
-        prompt_length=given.columns.shape[1],
+        prompt_length=0 if config.infill else given.columns.shape[1],
         nfe=torch.tensor(loop.nfe, device=sequences.device),
         token_forwards=torch.tensor(loop.token_forwards, device=sequences.device),
         new_tokens=loop.new_tokens.clone(),
-        history=History(loop.step.clone(), loop.reason.clone(), loop.confidence.clone()),
+        history=History(*(t.clone() for t in history)),
         timing=Timing(time.perf_counter() - began, loop.seconds["body"], loop.seconds["head"]),
+        infilled=config.infill,
     )
 
 
@@ -183,6 +202,8 @@ class _Loop:
         if not isinstance(decision, Decision):
             got = type(decision).__name__
             raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
+        if self.config.free_first_token:
+            decision = self._with_free_tokens(decision, view)
         at = (deciding.sample, deciding.slot)
         token, reason = decision.token[at], decision.reason[at].to(torch.int32)
         foreign = (reason > 0) & ((token < 0) | (token >= self.width))
@@ -213,7 +234,7 @@ class _Loop:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
         canvas, ahead = self.canvas, self.ahead
         rows, computed = CACHES[self.config.cache](canvas)
-        rows.switches, rows.backend = self.strategy.switches, self.config.backend
+        rows.switches, rows.backend, rows.window = self.strategy.switches, self.config.backend, canvas.spec.window
         most = max(ahead.counts)
         if ahead.rows is not None and most:
             # As many as needed on a CPU; a multiple of 32 on a GPU, so that shapes repeat.
@@ -265,6 +286,12 @@ class _Loop:
         place = sample * shape[1] + deciding.slot
         stats = RowStatistics.spread(place, shape, predicted, copy, place[deciding.has_copy])
         return stats, base, ~top.lse.isfinite()
+
+    def _with_free_tokens(self, decision: Decision, view: View) -> Decision:
+        """Commit targets whose row lies in an earlier block (decoders.md 2.14): no later forward can change them."""
+        pos = view.pos.gather(1, view.targets.clamp(min=0).long())
+        free = (view.targets >= 0) & (pos > 0) & (pos % self.canvas.spec.block_causal_length == 0)
+        return dataclasses.replace(decision, reason=decision.reason.masked_fill(free & (decision.reason == 0), FORCED))
 
     def _check_width(self, width: int) -> None:
         """What a callable's vocabulary is shows in its first logits only."""
@@ -324,6 +351,12 @@ class _Loop:
         top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
         self.memory.store(sample, column - canvas.prompt, top)
 
+    def retire_complete(self) -> None:
+        """Take samples that hold no mask (infilling) out of the batch."""
+        complete = [i for i, left in enumerate(self.canvas.left) if not left]
+        if complete:
+            self._retire(complete)
+
     def _retire(self, done: list[int]) -> None:
         """Take finished samples out of the batch; behind an EOS stands padding."""
         canvas = self.canvas
@@ -362,8 +395,9 @@ class _Loop:
         of_copy = row >= n
         row = int(deciding.has_copy[row - n]) if of_copy else row
         sample = int(deciding.sample[row])
+        position = int(view.pos[sample, deciding.column[row]]) - view.spec.position_offset
         raise BadLogitsError(
-            f"NaN, +inf or no finite logit at step {self.now}, position {int(view.pos[sample, deciding.column[row]])} "
+            f"NaN, +inf or no finite logit at step {self.now}, position {position} "
             f"of sample {self.canvas.sample[sample]} ({'mask copy' if of_copy else 'base row'}). "
             "Check the model's weights and dtype (float16 overflows where bfloat16 does not) and suppress_tokens."
         )

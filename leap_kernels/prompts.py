@@ -24,6 +24,8 @@ class Prompts:
     """(B, P) int64: what the output shows in front of the generated tokens."""
     prompts: list[Tensor]
     """The prompts without their padding, 1-D int64."""
+    valid: Tensor
+    """(B, P) bool: where in the columns their tokens stand."""
 
 
 def check(
@@ -48,12 +50,18 @@ def check(
         )
     for i, prompt in enumerate(prompts.prompts):
         _in_vocabulary(prompt, spec, i)
-        total = len(prompt) + config.max_new_tokens
+        total = len(prompt) + (0 if config.infill else config.max_new_tokens)
         if spec.max_positions is not None and total > spec.max_positions:
-            raise InputError(
-                f"sample {i} needs {len(prompt)} + max_new_tokens {config.max_new_tokens} = {total} positions, the "
-                f"model has {spec.max_positions}. Shorten the prompt or pass a smaller max_new_tokens."
-            )
+            needs = f"{len(prompt)} + max_new_tokens {config.max_new_tokens} = {total}"
+            fix = "Shorten the prompt or pass a smaller max_new_tokens."
+            if config.infill:
+                needs, fix = str(total), "Shorten it."
+            raise InputError(f"sample {i} needs {needs} positions, the model has {spec.max_positions}. {fix}")
+    if config.infill and not any(bool((p == spec.mask_token_id).any()) for p in prompts.prompts):
+        raise InputError(
+            f"infill=True, but no prompt holds the mask token {spec.mask_token_id}: there is nothing to fill. "
+            "Put it where tokens are wanted, or leave infill out to generate behind the prompt."
+        )
     _check_settings(len(prompts.prompts), spec, config)
     choose(config.backend, prompts.columns.device)
     return prompts
@@ -70,7 +78,7 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
             attention_mask = attention_mask[None]
     ids = ids.long()
     if attention_mask is None:
-        return Prompts(ids, list(ids))
+        return Prompts(ids, list(ids), torch.ones_like(ids, dtype=torch.bool))
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != ids.shape:
         got = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
         raise InputError(expected("attention_mask.shape", f"that of input_ids {tuple(ids.shape)}", got))
@@ -88,7 +96,7 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
             f"attention_mask of sample {bad} has padding on both sides or inside: padding must stand on one side "
             "of a prompt. Tokenize the prompts again with one padding_side."
         )
-    return Prompts(ids, [row[k] for row, k in zip(ids, keep, strict=True)])
+    return Prompts(ids, [row[k] for row, k in zip(ids, keep, strict=True)], keep)
 
 
 def _from_list(prompts: Sequence[Any], attention_mask: Tensor | None, spec: ModelSpec) -> Prompts:
@@ -111,9 +119,11 @@ def _from_list(prompts: Sequence[Any], attention_mask: Tensor | None, spec: Mode
     # Padding of ours: any id would do, since no row sees it.
     fill = spec.fill_token_id if spec.fill_token_id is not None else 0
     columns = torch.full((len(tensors), width), fill, dtype=torch.int64, device=tensors[0].device)
-    for row, prompt in zip(columns, tensors, strict=True):
+    valid = torch.zeros_like(columns, dtype=torch.bool)
+    for row, where, prompt in zip(columns, valid, tensors, strict=True):
         row[width - len(prompt) :] = prompt
-    return Prompts(columns, tensors)
+        where[width - len(prompt) :] = True
+    return Prompts(columns, tensors, valid)
 
 
 def _in_vocabulary(prompt: Tensor, spec: ModelSpec, i: int) -> None:
@@ -135,7 +145,13 @@ def _check_settings(batch: int, spec: ModelSpec, config: DecodeConfig) -> None:
     if wrong:
         raise InputError(expected("suppress_tokens", f"in [0, {top})", wrong))
     block = spec.block_causal_length
-    if block and block % config.block_length:
+    if config.free_first_token and not (block and spec.shift):
+        raise ConfigError(
+            "free_first_token=True is for models that are shifted and block-causal (Fast-dLLM v2): in others the first "
+            "token of a block can still change. Leave it out."
+        )
+    whole = config.infill and config.run_length is None  # a block at a time then
+    if block and not whole and block % config.block_length:
         raise ConfigError(
             f"block_length {config.block_length} must divide the model's block-causal length {block}. "
             f"Pass block_length={block}."

@@ -60,7 +60,7 @@ def decoding() -> str:
         ids = entry.ids
         assert ids is not None
         end = ids.eos if ids.turn_end in (None, ids.eos) else f"{ids.eos}, {ids.turn_end}"
-        rope = "float32" if entry.rope_fp32 else "the model's"
+        rope = "none" if entry.rope_fp32 is None else "float32" if entry.rope_fp32 else "the model's"
         row = "i - 1" if entry.shift == 1 else "i"
         padding = "EOS" if ids.pad is None else ids.pad
         sees, recommended = visibility(entry), settings(entry)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import edit_config, rewrite_weights, stored_weights
-from families import FAMILIES, PUBLISHED, write
+from families import FAMILIES, MASKED_LMS, PUBLISHED, write
 from oracle import decode_one
 from plain import Plain, rotate
 from torch import Tensor
@@ -92,7 +92,7 @@ def block_causal(positions: Tensor, size: int) -> Tensor | None:
 
 def test_every_entry_of_the_table_is_tested_here() -> None:
     published = {entry.architecture for entry in REGISTRY.values() if entry.checkpoints}
-    assert published == {config["architectures"][0] for config in FAMILIES.values()}
+    assert published == {config["architectures"][0] for config in (*FAMILIES.values(), *MASKED_LMS.values())}
 
 
 # --- the forward ---------------------------------------------------------------------------------------------------
@@ -186,7 +186,8 @@ def test_leap_decodes_to_the_tokens_of_the_slow_decoder(case: Case) -> None:
     for i, prompt in enumerate(prompts):
         oracle = decode_one(
             case.plain, prompt, mask_id=43, eos_ids=spec.eos_token_ids, pad_id=spec.pad_token_id, block_length=block,
-            shift=int(case.family in SHIFTED), block_causal=BLOCKS.get(case.family, 0), suppress=suppress, **options,
+            shift=int(case.family in SHIFTED), block_causal=BLOCKS.get(case.family, 0), suppress=suppress,
+            free_first_token=case.family == "Fast-dLLM", **options,
         )  # fmt: skip
         assert out.generated[i].tolist() == oracle.tokens
         assert out.nfe[i].item() == oracle.nfe

@@ -42,11 +42,18 @@ def _float32_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor,
 
 def repair_frequencies(model: nn.Module) -> None:
     """`model.to(bfloat16)` rounds the rotary frequencies too: recompute them from the config, with one warning."""
-    for module in _rotary_modules(model):
-        if module.inv_freq.dtype in (torch.float16, torch.bfloat16) and hasattr(module, "config"):
+    for module in model.modules():
+        rounded = [  # one table, or one for each kind of layer (ModernBERT)
+            (name, value)
+            for name, value in module.named_buffers(recurse=False)
+            if name.endswith("inv_freq") and value.dtype in (torch.float16, torch.bfloat16)
+        ]
+        if rounded and hasattr(module, "config"):
             warnings.warn(
-                f"{type(module).__name__}.inv_freq is {module.inv_freq.dtype}; recomputed in float32 from the config. "
-                "Load with dtype=... instead of converting the model.",
+                f"{type(module).__name__}.{rounded[0][0]} is {rounded[0][1].dtype}; recomputed in float32 from the "
+                "config. Load with dtype=... instead of converting the model.",
                 stacklevel=2,
             )
-            module.inv_freq = type(module)(module.config).inv_freq.to(module.inv_freq.device)
+            exact = type(module)(module.config)
+            for name, value in rounded:
+                setattr(module, name, getattr(exact, name).to(value.device))
