@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # pytest-benchmark is for `pytest benchmarks/` and warns where tests run in several processes.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) -p no:benchmark
 UNIT := tests --ignore=tests/interpret --ignore=tests/aot
-CPU := not slow and not gpu
+CPU := not slow and not gpu and not download
 
 .PHONY: demo test test-full lint clean FORCE
 
@@ -47,7 +47,7 @@ test: $(VENV)/.test
 	$(PYTEST) tests/aot -m "$(CPU)" --min-passed 10
 
 test-full: $(VENV)/.test
-	$(PYTEST) tests --ignore=tests/interpret -m "slow and not gpu" --min-passed 3
+	$(PYTEST) tests --ignore=tests/interpret -m "slow and not gpu and not download" --min-passed 3
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

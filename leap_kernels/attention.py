@@ -69,6 +69,8 @@ def attend(
     for name in _CHANGES_ATTENTION:
         if other.get(name) is not None and not (name == "sliding_window" and other[name] == leap.window):
             raise InputError(f'attention backend "leap" cannot honour {name}={other[name]} of this model.')
+    if leap.window and other.get("sliding_window") is None:
+        leap = leap.unwindowed
     _check_fit(leap, query, other.get("position_ids"))
     if dropout:
         raise InputError(f'attention backend "leap" is for inference, got dropout={dropout}. Call model.eval().')

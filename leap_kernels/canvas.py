@@ -7,8 +7,10 @@ sample's forward does not depend on which side its prompt was padded.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,17 @@ from .models.spec import ModelSpec
 from .ops import BASE, PADDING
 
 __all__ = ["Canvas"]
+
+
+class Block(NamedTuple):
+    """Positions that are decoded together."""
+
+    start: int
+    """First generated column."""
+    stop: int
+    """Past the last."""
+    masks: int
+    """How many there are to decode when a sample gets there."""
 
 
 @dataclass(eq=False)
@@ -29,7 +42,7 @@ class Canvas:
     ids: Tensor
     """(B, P + N) int64."""
     pos: Tensor
-    """(B, P + N) int32: position of each column in its own sample; 0 on padding."""
+    """(B, P + N) int32: position of each column in its own sample, from the model's first one on; that on padding."""
     kind: Tensor
     """(B, P + N) int32: 0 base row, -1 padding."""
     step: Tensor
@@ -40,11 +53,15 @@ class Canvas:
     """(B, N) float32: its probability then."""
     spec: ModelSpec
     block_length: int
+    """Positions of the longest block."""
     sample: list[int]
     """Index in the caller's batch."""
     n_prompt: list[int]
+    """Position of the first generated column; negative where padding stands there (infilling)."""
     n_new: list[int]
     """Generated columns that belong to the sample; those behind are padding."""
+    blocks: list[list[Block]]
+    """The blocks of each sample, from the left."""
     block: list[int]
     """Number of the current block."""
     left: list[int]
@@ -57,31 +74,69 @@ class Canvas:
     """(B, 1) int64: first generated column of the current block, counted from P."""
     stop: Tensor
     """(B, 1) int64: past its last."""
-    pinned: frozenset[int] = frozenset()
-    """Generated columns whose tokens are given and never change."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: list[int], block_length: int, spec: ModelSpec) -> Canvas:
-        """A canvas of `prompts` (1-D, any lengths, on one device), each followed by its `max_new_tokens` masks."""
+        """A canvas of `prompts` (1-D, any lengths, on one device), each followed by its `max_new_tokens` masks.
+
+        Blocks start where the prompt ends; in block-causal models at multiples of `block_length` in position, so that
+        the tail of a prompt shares the first block.
+        """
         n_prompt = [len(p) for p in prompts]
-        width, batch, device = max(n_prompt), len(prompts), prompts[0].device
-        longest = max(max_new_tokens)
-        total = width + longest
-        ids = torch.full((batch, total), spec.mask_token_id, dtype=torch.int64, device=device)
-        lengths = torch.tensor(n_prompt, device=device)[:, None]
-        pos = torch.arange(total, device=device) - (width - lengths)
-        for row, prompt in zip(ids, prompts, strict=True):
+        width, device = max(n_prompt), prompts[0].device
+        shape = (len(prompts), width + max(max_new_tokens))
+        ids = torch.full(shape, spec.mask_token_id, dtype=torch.int64, device=device)
+        fill = _filler(spec) if spec.fill_token_id is None else spec.fill_token_id
+        blocks = []
+        for row, prompt, new in zip(ids, prompts, max_new_tokens, strict=True):
             row[width - len(prompt) : width] = prompt
-        fill = spec.fill_token_id
-        if fill is None:  # no row sees it; only a mask it must not be
-            fill = 0 if spec.mask_token_id else 1
-        behind = torch.arange(total, device=device) >= width + torch.tensor(max_new_tokens, device=device)[:, None]
-        ids.masked_fill_(behind, fill)
-        pos.masked_fill_(behind, -1)
-        new = (batch, longest)
+            row[width + new :] = fill
+            tail = len(prompt) % block_length if spec.block_causal_length else 0
+            starts = range(-tail, new, block_length)
+            spans = [(max(start, 0), min(start + block_length, new)) for start in starts]
+            blocks.append([Block(start, stop, stop - start) for start, stop in spans])
+        return cls._start(ids, n_prompt, list(max_new_tokens), blocks, block_length, spec)
+
+    @classmethod
+    def infill(cls, prompts: list[Tensor], run_length: int | None, spec: ModelSpec) -> Canvas:
+        """A canvas of nothing but `prompts`, all of whose columns count as generated, with blocks where masks stand.
+
+        Runs of `run_length` positions from the first mask (in block-causal models: from multiples of it), those
+        without masks left out; None is one run over everything (a block, in block-causal models).
+        """
+        width, size = max(len(p) for p in prompts), spec.block_causal_length
+        ids = torch.full((len(prompts), width), _filler(spec), dtype=torch.int64, device=prompts[0].device)
+        blocks = []
+        for row, prompt in zip(ids, prompts, strict=True):
+            pad = width - len(prompt)
+            row[pad:] = prompt
+            masks = (prompt == spec.mask_token_id).nonzero()[:, 0].tolist()
+            first, step = (0 if size else min(masks, default=0)), run_length or size or width
+            runs = Counter((mask - first) // step for mask in masks)
+            spans = [(first + n * step, min(first + (n + 1) * step, len(prompt)), count) for n, count in runs.items()]
+            blocks.append([Block(pad + start, pad + stop, count) for start, stop, count in spans])
+        longest = max((block.stop - block.start for each in blocks for block in each), default=1)
+        n_prompt = [len(p) - width for p in prompts]  # what the position of the first generated column is
+        return cls._start(ids, n_prompt, [width] * len(prompts), blocks, longest, spec)
+
+    @classmethod
+    def _start(
+        cls,
+        ids: Tensor,
+        n_prompt: list[int],
+        n_new: list[int],
+        blocks: list[list[Block]],
+        block_length: int,
+        spec: ModelSpec,
+    ) -> Canvas:
+        device, (batch, total) = ids.device, ids.shape
+        new = (batch, max(n_new))
+        offset = torch.arange(total, device=device) - (total - max(n_new))
+        first, stop = (torch.tensor(n, device=device)[:, None] for n in (n_prompt, n_new))
+        pos = torch.where(offset < stop, offset + first, -1)
         canvas = cls(
             ids=ids,
-            pos=pos.clamp(min=0).to(torch.int32),
+            pos=(pos.clamp(min=0) + spec.position_offset).to(torch.int32),
             kind=torch.where(pos < 0, PADDING, BASE).to(torch.int32),
             step=torch.zeros(new, dtype=torch.int32, device=device),
             reason=torch.zeros(new, dtype=torch.int32, device=device),
@@ -90,13 +145,14 @@ class Canvas:
             block_length=block_length,
             sample=list(range(batch)),
             n_prompt=n_prompt,
-            n_new=list(max_new_tokens),
+            n_new=n_new,
+            blocks=blocks,
             block=[0] * batch,
             left=[0] * batch,
             entered=[0] * batch,
             forwards=[0] * batch,
-            start=lengths,
-            stop=lengths,
+            start=first,
+            stop=stop,
         )
         canvas.enter_blocks(range(batch))
         return canvas
@@ -121,17 +177,13 @@ class Canvas:
         return torch.full_like(self.pos, -1)
 
     def span(self, i: int, block: int) -> tuple[int, int]:
-        """First and past-the-last generated column (counted from P) of a sample's block; empty past the end.
-
-        Blocks start where the prompt ends; in block-causal models at multiples of `block_length` in position, so
-        that the tail of a prompt shares the first block.
-        """
-        tail = self.n_prompt[i] % self.block_length if self.spec.block_causal_length else 0
-        start = block * self.block_length - tail
-        return max(start, 0), min(start + self.block_length, self.n_new[i])
+        """First and past-the-last generated column (counted from P) of a sample's block; empty past the end."""
+        if block >= len(self.blocks[i]):
+            return self.n_new[i], self.n_new[i]
+        return self.blocks[i][block][:2]
 
     def is_last_block(self, i: int) -> bool:
-        return self.span(i, self.block[i])[1] >= self.n_new[i]
+        return self.block[i] + 1 >= len(self.blocks[i])
 
     def computed_columns(self, i: int) -> int:
         """How many columns a block-causal model has computed when sample i works on its current block."""
@@ -189,9 +241,12 @@ class Canvas:
 
     def pin(self, tokens: Mapping[int, int]) -> None:
         """Write tokens at generated columns, in every sample, before the first forward. They are no masks then."""
-        self.pinned = frozenset(tokens)
         for offset, token in tokens.items():
             self.ids[:, self.prompt + offset] = token
+        self.blocks = [
+            [Block(a, b, masks - sum(a <= offset < b for offset in tokens)) for a, b, masks in blocks]
+            for blocks in self.blocks
+        ]
         self.enter_blocks(range(len(self.sample)))
 
     def advance(self, moved: list[int]) -> None:
@@ -203,21 +258,22 @@ class Canvas:
     def enter_blocks(self, samples: Iterable[int]) -> None:
         """Count the masks of blocks that are new; tell the device where every sample's block is."""
         for i in samples:
-            while not self.is_last_block(i) and not self._masks_before(i):
+            while not self.is_last_block(i) and not self.blocks[i][self.block[i]].masks:
                 self.block[i] += 1
-            self.left[i] = self.entered[i] = self._masks_before(i)
+            here = self.blocks[i][self.block[i]] if self.blocks[i] else Block(0, 0, 0)
+            self.left[i] = self.entered[i] = here.masks
             self.forwards[i] = 0
         spans = [self.span(i, block) for i, block in enumerate(self.block)]
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
-
-    def _masks_before(self, i: int) -> int:
-        """Masks that the current block of sample i has before anything in it is decoded."""
-        start, stop = self.span(i, self.block[i])
-        return stop - start - sum(start <= offset < stop for offset in self.pinned)
 
     def select(self, keep: list[int], index: Tensor) -> None:
         """Drop the samples that are not in `keep`; `index` is the same on the device."""
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
-        for name in ("sample", "n_prompt", "n_new", "block", "left", "entered", "forwards"):
+        for name in ("sample", "n_prompt", "n_new", "blocks", "block", "left", "entered", "forwards"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])
+
+
+def _filler(spec: ModelSpec) -> int:
+    """What stands in columns that no row sees: any token but the mask."""
+    return 0 if spec.mask_token_id else 1

@@ -29,9 +29,13 @@ class DecodeConfig:
 
     max_new_tokens: int | Sequence[int] = 256
     """Tokens to generate, at least 1, for every sample, or one a sample; need not be a multiple of the block. Default:
-    the LEAP paper's (GSM8K). The bundled model recommends 64."""
-    block_length: int = 32
-    """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
+    the LEAP paper's (GSM8K). The bundled model recommends 96."""
+    block_length: int | None = None
+    """Positions decoded together, left to right block by block, at least 1. None: what the model recommends, or else
+    the 32 of the LEAP paper; with `infill` all masks at once."""
+    infill: bool = False
+    """Fill the mask tokens that stand inside the prompts, wherever they are, and generate nothing behind them. EOS and
+    `early_stop` then mean nothing. Masked language models recommend it."""
     strategy: str | Strategy = "leap"
     """Name of a decoding rule, or an object with its options set."""
     cache: str = "none"
@@ -40,6 +44,9 @@ class DecodeConfig:
     cache_refresh: int | None = None
     """With "prefix", "dual" and "delayed": every so many forwards of a block recompute all rows, at least 1; None for
     a block's first forward only (delayed: the second too)."""
+    free_first_token: bool = False
+    """Commit the first token of a block in the block's first forward, whatever its confidence. For models that are
+    shifted and block-causal (Fast-dLLM v2): it is read in the block before, so no later forward can change it."""
     temperature: float = 0.0
     """0 is greedy and draws no random number; above 0 tokens are drawn by the Gumbel-max trick."""
     top_p: float | None = None
@@ -63,22 +70,15 @@ class DecodeConfig:
     """Which implementation of the ops runs: "auto", "reference" or "triton"."""
 
     def __post_init__(self) -> None:
-        if not _is_int(self.block_length) or self.block_length < 1:
-            raise ConfigError(expected("block_length", "a whole number of at least 1", repr(self.block_length)))
+        check_count("block_length", self.block_length, none=True)
         if not isinstance(self.strategy, Strategy) and not _is_key(self.strategy, STRATEGIES):
             names = ", ".join(STRATEGIES)
             raise ConfigError(expected("strategy", f"one of {names}, or a Strategy object", repr(self.strategy)))
         if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
-        if self.cache_refresh is not None:
-            if not _is_int(self.cache_refresh) or self.cache_refresh < 1:
-                raise ConfigError(
-                    expected("cache_refresh", "a whole number of at least 1, or None", repr(self.cache_refresh))
-                )
-            if self.cache in ("none", "block"):
-                raise ConfigError(
-                    f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out."
-                )
+        check_count("cache_refresh", self.cache_refresh, none=True)
+        if self.cache_refresh is not None and self.cache in ("none", "block"):
+            raise ConfigError(f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out.")
         check_range("temperature", self.temperature, 0, 1e6)
         if self.top_p is not None:
             check_range("top_p", self.top_p, 0, 1)
@@ -89,13 +89,10 @@ class DecodeConfig:
                     f"{name} limits which tokens are drawn, and temperature 0 draws none: it takes the likeliest. "
                     f"Pass a temperature above 0, or leave {name} out."
                 )
-        flag("early_stop", self.early_stop)
-        for name in (
-            "max_new_tokens",
-            "seed",
-            "suppress_tokens",
-            "eos_token_id",
-        ):  # whatever sequence was given, keep one that stays
+        for name in ("early_stop", "infill", "free_first_token"):
+            flag(name, getattr(self, name))
+        # Whatever sequence was given, keep one that stays.
+        for name in ("max_new_tokens", "seed", "suppress_tokens", "eos_token_id"):
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
                 object.__setattr__(self, name, tuple(value))
@@ -114,6 +111,11 @@ class DecodeConfig:
                 raise ConfigError(expected(name, "a token id of at least 0", repr(value)))
         check_name(self.backend)
 
+    @property
+    def block(self) -> int:
+        """`block_length`, or the paper's where it was left open."""
+        return self.block_length or 32
+
     def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
         """`spec` with this config's ids and the model's own limits; ModelError when nobody knows a mask token."""
         own: dict[str, Any] = {
@@ -128,6 +130,8 @@ class DecodeConfig:
                 "Pass spec=ModelSpec(mask_token_id=...), or mask_token_id=..., or use leap_kernels.load."
             )
         limits = limits_of(model)
+        if spec is not None and "max_positions" in limits:
+            limits["max_positions"] -= spec.position_offset
         for name, limit in limits.items():
             claimed = getattr(spec, name, None)
             if claimed is None or claimed > limit:
@@ -151,9 +155,14 @@ def resolve(
     if unheard_of:
         raise ConfigError(f"the model recommends settings that nobody knows: {', '.join(unheard_of)}.")
     given = {**recommended, **overrides}
+    says_length = "max_new_tokens" in overrides or (config or DecodeConfig()).max_new_tokens != 256
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
     )
+    if config.infill and says_length:
+        raise ConfigError(
+            "max_new_tokens does not go with infill=True, which generates nothing behind the prompt. Leave it out."
+        )
     by_name = not isinstance(config.strategy, Strategy)
     strategy = STRATEGIES[config.strategy]() if isinstance(config.strategy, str) else config.strategy
     options = {name: value for name, value in overrides.items() if name not in shared}

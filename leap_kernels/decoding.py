@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 import warnings
@@ -18,12 +19,13 @@ from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
+from .infilling import in_callers_columns, to_caller
 from .likely import keep_likely
 from .models.backbone import Backbone, backbone_for
 from .models.live import adopted
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .ops import Superposed, TopEta, sample_rows, top_eta
+from .ops import FORCED, Superposed, TopEta, sample_rows, top_eta
 from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
@@ -53,7 +55,8 @@ def decode(
         model: what `load` returns; an object of the authors' LLaDA, Dream, SDAR or Fast-dLLM v2 code, whose weights
             are used in place; any transformers decoder with a `spec`; or a callable
             `f(input_ids, position_ids=, attention_mask=4-D bool) -> logits` with a `spec`.
-        input_ids: (B, P) or (P,) int64 prompts, or a list of 1-D tensors (padded on the left here). P may be 0.
+        input_ids: (B, P) or (P,) int64 prompts, or a list of 1-D tensors (padded on the left here). P may be 0. With
+            `infill=True` the texts whose mask tokens are to be filled.
         attention_mask: (B, P), 1 on tokens and 0 on padding, which may stand on either side.
         config: a DecodeConfig; None takes the model's recommended settings.
         spec: the ModelSpec of a model that does not carry one.
@@ -64,7 +67,8 @@ def decode(
             strategy (`threshold`, `tau`, `eta`, ...). Unknown names are refused.
 
     Returns:
-        DecodeOutput. No mask token is left behind the prompt, and the prompt columns are what was given.
+        DecodeOutput. No mask token is left behind the prompt, and the prompt columns are what was given. With
+        `infill=True` no mask token is left, and every other token is what was given.
 
     Raises:
         InputError, ConfigError, ModelError: before the first forward.
@@ -98,7 +102,10 @@ def _decode(
     if not all(callable(observer) for observer in observers):
         raise InputError(expected("observers", "callables that take a StepEvent", repr(observers)))
     model = adopted(model)
-    known = spec_of(model) if spec is None else spec
+    own = spec_of(model)
+    if spec is not None and own is not None:
+        spec.agree_with(own, model)
+    known = own if spec is None else spec
     config, strategy = resolve(config, known.defaults if known else {}, overrides)
     spec = config.spec(known, model)
     backbone = backbone_for(model, spec)
@@ -109,34 +116,48 @@ def _decode(
         )
     if config.cache != "none" and not backbone.stores:
         raise ModelError(
-            f"cache={config.cache!r} needs a transformers model; a callable shows no keys and values to keep. "
-            'Use cache="none".'
+            f"cache={config.cache!r} needs a decoder of transformers: a callable shows no keys and values to keep, and "
+            'masked language models recompute every row. Use cache="none".'
         )
     if CANVAS in strategy.needs and (spec.block_causal_length or config.cache != "none"):
         why = "block-causal models do not" if spec.block_causal_length else f"cache={config.cache!r} does not"
         raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
+    if CANVAS in strategy.needs and config.infill:
+        raise ConfigError(f"strategy {strategy.name!r} looks at the answer behind the prompt; infill=True has none.")
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
-    if any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
+    if not config.infill and any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=3)
 
-    stream.begin(given.prompts)
+    stream.begin(given.prompts, infill=config.infill)
     with backbone, torch.inference_mode():
-        canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block_length, spec)
+        if config.infill:
+            # An EOS inside a text ends nothing.
+            canvas = Canvas.infill(given.prompts, config.block_length, dataclasses.replace(spec, eos_token_ids=()))
+            observers = tuple(in_callers_columns(given, observers))
+        else:
+            canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block, spec)
         loop = _Loop(canvas, backbone, config, strategy, observers, stream)
+        loop.retire_complete()
         while canvas.sample:
             loop.step_once()
     sequences = torch.cat([given.columns, loop.generated.clone()], 1)
+    history: tuple[Tensor, ...] = (loop.step, loop.reason, loop.confidence)
+    if config.infill:
+        sequences = to_caller(given, loop.generated, given.columns)
+        history = tuple(to_caller(given, t, t.new_zeros(given.columns.shape)) for t in history)
+        loop.new_tokens = (history[0] > 0).sum(1)
     if bool((loop.generated == spec.mask_token_id).any()):
         raise LeapError("internal error: a mask token is left after decoding; please report this.")
     return DecodeOutput(
         sequences=sequences,
-        prompt_length=given.columns.shape[1],
+        prompt_length=0 if config.infill else given.columns.shape[1],
         nfe=torch.tensor(loop.nfe, device=sequences.device),
         token_forwards=torch.tensor(loop.token_forwards, device=sequences.device),
         new_tokens=loop.new_tokens.clone(),
-        history=History(loop.step.clone(), loop.reason.clone(), loop.confidence.clone()),
+        history=History(*(t.clone() for t in history)),
         timing=Timing(time.perf_counter() - began, loop.seconds["body"], loop.seconds["head"]),
         max_new_tokens=torch.tensor(given.max_new_tokens, device=sequences.device),
+        infilled=config.infill,
     )
 
 
@@ -242,6 +263,8 @@ class _Loop:
         if not isinstance(decision, Decision):
             got = type(decision).__name__
             raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
+        if self.config.free_first_token:
+            decision = self._with_free_tokens(decision, view)
         made = _Commits.of(decision, stats, deciding)
         foreign = (made.reason > 0) & ((made.token < 0) | (made.token >= self.width))
         canvas.commit(made.sample, made.column, made.token, made.reason, made.confidence, self.now)
@@ -272,7 +295,7 @@ class _Loop:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
         canvas, ahead = self.canvas, self.ahead
         rows, computed = self.cache.rows(canvas, self.now)
-        rows.switches, rows.backend = self.strategy.switches, self.config.backend
+        rows.switches, rows.backend, rows.window = self.strategy.switches, self.config.backend, canvas.spec.window
         most = max(ahead.counts)
         if ahead.rows is not None and most:
             # As many as needed on a CPU; a multiple of 32 on a GPU, so that shapes repeat.
@@ -355,6 +378,12 @@ class _Loop:
     def _head(self, hidden: Tensor) -> Tensor:
         return self._timed("head", self.backbone.head, hidden)
 
+    def _with_free_tokens(self, decision: Decision, view: View) -> Decision:
+        """Commit targets whose row lies in an earlier block (decoders.md 2.14): no later forward can change them."""
+        pos = view.pos.gather(1, view.targets.clamp(min=0).long())
+        free = (view.targets >= 0) & (pos > 0) & (pos % self.canvas.spec.block_causal_length == 0)
+        return dataclasses.replace(decision, reason=decision.reason.masked_fill(free & (decision.reason == 0), FORCED))
+
     def _check_width(self, width: int) -> None:
         """What a callable's vocabulary is shows in its first logits only."""
         self.width, spec = width, self.canvas.spec
@@ -429,6 +458,12 @@ class _Loop:
             top = top_eta(logits, self.strategy.eta, suppress=self.suppress, backend=self.config.backend)
             self.memory.store(sample, column - canvas.prompt, top)
 
+    def retire_complete(self) -> None:
+        """Take samples that hold no mask (infilling) out of the batch."""
+        complete = [i for i, left in enumerate(self.canvas.left) if not left]
+        if complete:
+            self._retire(complete)
+
     def _retire(self, done: list[int]) -> None:
         """Take finished samples out of the batch; behind an EOS and behind a sample's own columns stands padding."""
         canvas = self.canvas
@@ -481,8 +516,9 @@ class _Loop:
         flags, samples, columns, what = next(found for found in everything if found[0].any())
         row = int(flags.nonzero()[0])
         sample = int(samples[row])
+        position = int(view.pos[sample, columns[row]]) - view.spec.position_offset
         raise BadLogitsError(
-            f"NaN, +inf or no finite logit at step {self.now}, position {int(view.pos[sample, columns[row]])} "
+            f"NaN, +inf or no finite logit at step {self.now}, position {position} "
             f"of sample {self.canvas.sample[sample]} ({what}). "
             "Check the model's weights and dtype (float16 overflows where bfloat16 does not) and suppress_tokens."
         )

@@ -76,6 +76,8 @@ class DecodeOutput:
     timing: Timing
     max_new_tokens: Tensor
     """(B,) int64: how many tokens each sample could have had."""
+    infilled: bool = False
+    """Whether masks inside the prompts were filled: there are no prompt columns then, and `new_tokens` counts masks."""
 
     def __repr__(self) -> str:
         return (
@@ -87,7 +89,7 @@ class DecodeOutput:
     @property
     def tokens_per_forward(self) -> Tensor:
         """(B,) float32: `new_tokens` / `nfe`."""
-        return self.new_tokens / self.nfe
+        return self.new_tokens / self.nfe.clamp(min=1)
 
     @property
     def generated(self) -> Tensor:
@@ -95,7 +97,10 @@ class DecodeOutput:
         return self.sequences[:, self.prompt_length :]
 
     def text(self, tokenizer: Any) -> list[str]:
-        """The generated texts, up to the first EOS, without special tokens."""
+        """The generated texts, up to the first EOS, without special tokens; infilled ones whole."""
+        if self.infilled:
+            whole: list[str] = tokenizer.batch_decode(self.sequences.tolist(), skip_special_tokens=True)
+            return whole
         kept = [row[:n].tolist() for row, n in zip(self.generated, self.new_tokens.tolist(), strict=True)]
         texts: list[str] = tokenizer.batch_decode(kept, skip_special_tokens=True)
         return texts

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from .attention import over_rows
 from .errors import InputError, ModelError, expected
 from .models.load import spec_of
+from .models.rope import refuse_broken_rope
 from .models.spec import ModelSpec
 from .ops import COPY, Switches
 from .rows import Rows
@@ -65,7 +66,7 @@ def patch(model: nn.Module) -> Iterator[Patched]:
         )
     if model.training:
         raise ModelError("the model is in training mode, which may drop out activations. Call model.eval().")
-    _refuse_broken_tables(model)
+    refuse_broken_rope(model)
     patched = Patched(model)
     _install(model, _KINDS[name])
     try:
@@ -376,21 +377,3 @@ def _switch(model: weakref.ref[nn.Module], original: Callable[..., Any], new: Ca
         return original(*args, **options) if given is None or given.model is not model() else new(*args, **options)
 
     return call
-
-
-def _refuse_broken_tables(model: nn.Module) -> None:
-    """Code written for transformers 4 leaves its rotary frequencies uninitialised under 5, without a word."""
-    config: Any = getattr(model, "config", None)
-    theta = getattr(config, "rope_theta", None) or (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
-    if theta is None:
-        return
-    for module in model.modules():
-        table = getattr(module, "inv_freq", None)
-        if not isinstance(table, Tensor) or getattr(module, "rope_type", "default") != "default":
-            continue
-        formula = float(theta) ** -(torch.arange(len(table), dtype=torch.float64) / len(table))
-        if not torch.allclose(table.double().cpu(), formula, rtol=0.02):  # a table in bfloat16 has 8 bits
-            raise ModelError(
-                f"{type(model).__name__}'s RoPE table does not match rope_theta (known under transformers 5): its "
-                "logits would be wrong. Use leap_kernels.load(path), or call model.reset_rope_parameters() first."
-            )

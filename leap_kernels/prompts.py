@@ -24,8 +24,10 @@ class Prompts:
     """(B, P) int64: what the output shows in front of the generated tokens."""
     prompts: list[Tensor]
     """The prompts without their padding, 1-D int64."""
+    valid: Tensor
+    """(B, P) bool: where in the columns their tokens stand."""
     max_new_tokens: list[int] = field(default_factory=list)
-    """One a prompt."""
+    """One a prompt; infilling: its masks."""
 
 
 def check(
@@ -53,12 +55,23 @@ def check(
     prompts = replace(prompts, max_new_tokens=[wanted] * batch if isinstance(wanted, int) else list(wanted))
     for i, (prompt, new) in enumerate(zip(prompts.prompts, prompts.max_new_tokens, strict=True)):
         _in_vocabulary(prompt, spec, i)
-        total = len(prompt) + new
+        total = len(prompt) + (0 if config.infill else new)
         if spec.max_positions is not None and total > spec.max_positions:
-            raise InputError(
-                f"sample {i} needs {len(prompt)} + max_new_tokens {new} = {total} positions, the "
-                f"model has {spec.max_positions}. Shorten the prompt or pass a smaller max_new_tokens."
+            needs, fix = (
+                f"{len(prompt)} + max_new_tokens {new} = {total}",
+                "Shorten the prompt or pass a smaller max_new_tokens.",
             )
+            if config.infill:
+                needs, fix = str(total), "Shorten it."
+            raise InputError(f"sample {i} needs {needs} positions, the model has {spec.max_positions}. {fix}")
+    if config.infill:
+        masks = [int((p == spec.mask_token_id).sum()) for p in prompts.prompts]
+        if not any(masks):
+            raise InputError(
+                f"infill=True, but no prompt holds the mask token {spec.mask_token_id}: there is nothing to fill. "
+                "Put it where tokens are wanted, or leave infill out to generate behind the prompt."
+            )
+        prompts = replace(prompts, max_new_tokens=masks)
     _check_settings(spec, config)
     choose(config.backend, prompts.columns.device)
     return prompts
@@ -75,7 +88,7 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
             attention_mask = attention_mask[None]
     ids = ids.long()
     if attention_mask is None:
-        return Prompts(ids, list(ids))
+        return Prompts(ids, list(ids), torch.ones_like(ids, dtype=torch.bool))
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != ids.shape:
         got = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
         raise InputError(expected("attention_mask.shape", f"that of input_ids {tuple(ids.shape)}", got))
@@ -93,7 +106,7 @@ def _from_tensor(ids: Tensor, attention_mask: Tensor | None) -> Prompts:
             f"attention_mask of sample {bad} has padding on both sides or inside: padding must stand on one side "
             "of a prompt. Tokenize the prompts again with one padding_side."
         )
-    return Prompts(ids, [row[k] for row, k in zip(ids, keep, strict=True)])
+    return Prompts(ids, [row[k] for row, k in zip(ids, keep, strict=True)], keep)
 
 
 def _from_list(prompts: Sequence[Any], attention_mask: Tensor | None, spec: ModelSpec) -> Prompts:
@@ -116,9 +129,11 @@ def _from_list(prompts: Sequence[Any], attention_mask: Tensor | None, spec: Mode
     # Padding of ours: any id would do, since no row sees it.
     fill = spec.fill_token_id if spec.fill_token_id is not None else 0
     columns = torch.full((len(tensors), width), fill, dtype=torch.int64, device=tensors[0].device)
-    for row, prompt in zip(columns, tensors, strict=True):
+    valid = torch.zeros_like(columns, dtype=torch.bool)
+    for row, where, prompt in zip(columns, valid, tensors, strict=True):
         row[width - len(prompt) :] = prompt
-    return Prompts(columns, tensors)
+        where[width - len(prompt) :] = True
+    return Prompts(columns, tensors, valid)
 
 
 def _in_vocabulary(prompt: Tensor, spec: ModelSpec, i: int) -> None:
@@ -151,8 +166,14 @@ def _check_settings(spec: ModelSpec, config: DecodeConfig) -> None:
             f"cache={config.cache!r} does not go with this {'block-causal' if block else 'full-attention'} model: "
             f"{fitting}. Use {'block or none' if block else 'prefix, dual, delayed or none'}."
         )
-    if block and block % config.block_length:
+    if config.free_first_token and not (block and spec.shift):
         raise ConfigError(
-            f"block_length {config.block_length} must divide the model's block-causal length {block}. "
+            "free_first_token=True is for models that are shifted and block-causal (Fast-dLLM v2): in others the first "
+            "token of a block can still change. Leave it out."
+        )
+    whole = config.infill and config.block_length is None  # a block at a time then
+    if block and not whole and block % config.block:
+        raise ConfigError(
+            f"block_length {config.block} must divide the model's block-causal length {block}. "
             f"Pass block_length={block}."
         )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -38,6 +38,7 @@ class Rows:
     """(B, T) int32: row of the target's copy counted from `base`, -1 where there is none."""
     block_causal: int = 0
     window: int = 0
+    """In layers with a sliding window, see positions closer than this; 0 when the model has no such layers."""
     switches: Switches = field(default_factory=Switches)
     backend: str = "auto"
     column: Tensor | None = None
@@ -79,6 +80,11 @@ class Rows:
     def dense(self) -> bool:
         """Whether attention uses torch's SDPA with `mask` (CPU, reference) instead of the kernel."""
         return self.backend == "reference" or (self.backend == "auto" and self.token.device.type != "cuda")
+
+    @cached_property
+    def unwindowed(self) -> Rows:
+        """These rows as the layers without a sliding window take them."""
+        return replace(self, window=0)
 
     @cached_property
     def padded(self) -> bool:
@@ -125,9 +131,12 @@ class Rows:
             raise InputError(expected("attention_mask", "1 on tokens and 0 on padding", "other values"))
         valid = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         pos = (valid.cumsum(1) - 1).clamp(min=0).to(torch.int32)
+        if spec is not None:
+            pos = pos + spec.position_offset
         kind = torch.where(valid, BASE, PADDING).to(torch.int32)
         hide = torch.full_like(pos, -1)
-        return cls(ids, pos, kind, hide, base=ids.shape[1], block_causal=spec.block_causal_length if spec else 0)
+        block_causal, window = (spec.block_causal_length, spec.window) if spec else (0, 0)
+        return cls(ids, pos, kind, hide, base=ids.shape[1], block_causal=block_causal, window=window)
 
     @classmethod
     def superpose(

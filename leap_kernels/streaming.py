@@ -38,8 +38,8 @@ class Stream:
     def __bool__(self) -> bool:
         return self._streamer is not None
 
-    def begin(self, prompts: list[Tensor]) -> None:
-        """Put the prompt, without its padding."""
+    def begin(self, prompts: list[Tensor], *, infill: bool) -> None:
+        """Put the prompt, without its padding; in infilling nothing, since what follows is the whole text."""
         if self._streamer is None:
             return
         if len(prompts) != 1:
@@ -47,7 +47,7 @@ class Stream:
                 f"streamer takes one prompt, got a batch of {len(prompts)}. Decode one prompt a call, or pass "
                 "observers=[f]: f gets a StepEvent with what was committed to each sample."
             )
-        self._streamer.put(prompts[0][None].cpu())
+        self._streamer.put(prompts[0][None, : 0 if infill else None].cpu())
 
     def follow(self, generated: Tensor, mask_id: int, ends: Tensor) -> None:
         """Put what is new in front of the first mask of (n,) generated tokens; `ends` says which of them are EOS."""

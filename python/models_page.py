@@ -59,8 +59,8 @@ def decoding() -> str:
     for entry in published():
         ids = entry.ids
         assert ids is not None
-        end = ids.eos if ids.turn_end in (None, ids.eos) else f"{ids.eos}, {ids.turn_end}"
-        rope = "float32" if entry.rope_fp32 else "the model's"
+        end = ", ".join(str(i) for i in dict.fromkeys((ids.eos, ids.turn_end)) if i is not None) or "none"
+        rope = "none" if entry.rope_fp32 is None else "float32" if entry.rope_fp32 else "the model's"
         row = "i - 1" if entry.shift == 1 else "i"
         padding = "EOS" if ids.pad is None else ids.pad
         sees, recommended = visibility(entry), settings(entry)

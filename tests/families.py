@@ -164,6 +164,82 @@ FAST_DLLM: Config = {
     "use_sliding_window": False,
 }
 
+_BERT: Config = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "layer_norm_eps": 1e-12,
+    "mask_token_id": 43,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "float32",
+    "type_vocab_size": 2,
+    "vocab_size": 48,
+}
+
+BERT: Config = {**_BERT, "architectures": ["BertForMaskedLM"], "model_type": "bert"}
+
+ROBERTA: Config = {
+    **_BERT,
+    "architectures": ["RobertaForMaskedLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 66,
+    "model_type": "roberta",
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+}
+
+ESM: Config = {
+    **_BERT,
+    "architectures": ["EsmForMaskedLM"],
+    "emb_layer_norm_before": False,
+    "eos_token_id": 2,
+    "is_folding_model": False,
+    "layer_norm_eps": 1e-5,
+    "model_type": "esm",
+    "pad_token_id": 1,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+}
+
+MODERNBERT: Config = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 40,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "decoder_bias": True,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 41,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "hidden_activation": "gelu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "local_attention": 8,
+    "local_rope_theta": 10000.0,
+    "mask_token_id": 43,
+    "max_position_embeddings": 64,
+    "mlp_bias": False,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "pad_token_id": 42,
+    "torch_dtype": "float32",
+    "vocab_size": 48,
+}
+
+MASKED_LMS: dict[str, Config] = {"BERT": BERT, "RoBERTa": ROBERTA, "ModernBERT": MODERNBERT, "ESM": ESM}
+
 FAMILIES: dict[str, Config] = {
     "LLaDA": LLADA,
     "Dream": DREAM,
@@ -331,9 +407,93 @@ def llada2_weights(config: Config, random: Random) -> dict[str, Tensor]:
     return weights
 
 
+def layer(random: Random, name: str, rows: int, columns: int, *, sharp: bool = False) -> dict[str, Tensor]:
+    """A linear layer with a bias."""
+    make = random.sharp if sharp else random.normal
+    return {f"{name}.weight": make(rows, columns), f"{name}.bias": random.normal(rows, scale=0.5)}
+
+
+def norm(random: Random, name: str, width: int) -> dict[str, Tensor]:
+    return {f"{name}.weight": random.norm(width), f"{name}.bias": random.normal(width, scale=0.2)}
+
+
+def bert_weights(config: Config, random: Random) -> dict[str, Tensor]:
+    """BERT and its relatives, with what published files hold beside it: pooler, next-sentence head, position ids."""
+    width, inner, kind = config["hidden_size"], config["intermediate_size"], config["model_type"]
+    vocab, positions = config["vocab_size"], config["max_position_embeddings"]
+    weights = {
+        f"{kind}.embeddings.word_embeddings.weight": random.embedding(vocab, width, True) * 1.5,
+        f"{kind}.embeddings.position_embeddings.weight": random.normal(positions, width, scale=0.5),
+        f"{kind}.embeddings.position_ids": torch.arange(positions)[None].float(),
+    }
+    if kind != "esm":
+        weights |= norm(random, f"{kind}.embeddings.LayerNorm", width)
+        weights[f"{kind}.embeddings.token_type_embeddings.weight"] = random.normal(config["type_vocab_size"], width)
+        weights |= layer(random, f"{kind}.pooler.dense", width, width)
+    norms = (
+        ("attention.LayerNorm", "LayerNorm") if kind == "esm" else ("attention.output.LayerNorm", "output.LayerNorm")
+    )
+    for number in range(config["num_hidden_layers"]):
+        at = f"{kind}.encoder.layer.{number}"
+        for name in ("query", "key", "value"):
+            weights |= layer(random, f"{at}.attention.self.{name}", width, width, sharp=name != "value")
+        weights |= layer(random, f"{at}.attention.output.dense", width, width)
+        weights |= layer(random, f"{at}.intermediate.dense", inner, width)
+        weights |= layer(random, f"{at}.output.dense", width, inner)
+        for name in norms:
+            weights |= norm(random, f"{at}.{name}", width)
+    if kind == "esm":
+        layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+        weights |= norm(random, "esm.encoder.emb_layer_norm_after", width)
+        weights |= layer(random, "esm.contact_head.regression", 1, layers * heads)
+        if config.get("emb_layer_norm_before"):
+            weights |= norm(random, "esm.embeddings.layer_norm", width)
+        if config["position_embedding_type"] == "rotary":
+            half = width // heads // 2
+            for number in range(layers):
+                frequencies = 1 / 10000 ** (torch.arange(half, dtype=torch.float32) / half)
+                weights[f"esm.encoder.layer.{number}.attention.self.rotary_embeddings.inv_freq"] = frequencies
+    head = "cls.predictions.transform" if kind == "bert" else "lm_head"
+    weights |= layer(random, f"{head}.dense", width, width)
+    weights |= norm(random, f"{head}.{'LayerNorm' if kind == 'bert' else 'layer_norm'}", width)
+    weights["cls.predictions.bias" if kind == "bert" else "lm_head.bias"] = random.normal(vocab, scale=0.5)
+    if kind == "bert":
+        weights |= layer(random, "cls.seq_relationship", 2, width)
+    return weights
+
+
+def modernbert_weights(config: Config, random: Random) -> dict[str, Tensor]:
+    width, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    weights = {
+        "model.embeddings.tok_embeddings.weight": random.embedding(vocab, width, True) * 1.5,
+        "model.embeddings.norm.weight": random.norm(width),
+        "model.final_norm.weight": random.norm(width),
+        "head.dense.weight": random.normal(width, width),
+        "head.norm.weight": random.norm(width),
+        "decoder.bias": random.normal(vocab, scale=0.5),
+    }
+    for number in range(config["num_hidden_layers"]):
+        at = f"model.layers.{number}"
+        fused = [random.sharp(width, width), random.sharp(width, width), random.normal(width, width)]
+        weights |= {
+            f"{at}.attn.Wqkv.weight": torch.cat(fused),
+            f"{at}.attn.Wo.weight": random.normal(width, width),
+            f"{at}.mlp_norm.weight": random.norm(width),
+            f"{at}.mlp.Wi.weight": random.normal(2 * inner, width),
+            f"{at}.mlp.Wo.weight": random.normal(width, inner),
+        }
+        if number:
+            weights[f"{at}.attn_norm.weight"] = random.norm(width)
+    return weights
+
+
 WEIGHTS: dict[str, Callable[[Config, Random], dict[str, Tensor]]] = {
     "LLaDAModelLM": llada_weights,
     "LLaDA2MoeModelLM": llada2_weights,
+    "BertForMaskedLM": bert_weights,
+    "RobertaForMaskedLM": bert_weights,
+    "EsmForMaskedLM": bert_weights,
+    "ModernBertForMaskedLM": modernbert_weights,
 }
 
 
@@ -341,7 +501,8 @@ def weights_of(config: Config, seed: int = 0) -> dict[str, Tensor]:
     """Random weights in the authors' names and in the config's dtype."""
     make = WEIGHTS.get(config["architectures"][0], qwen_weights)
     dtype = getattr(torch, config["torch_dtype"])
-    return {name: value.to(dtype) for name, value in make(config, Random(seed)).items()}
+    weights = make(config, Random(seed))
+    return {name: value if name.endswith("inv_freq") else value.to(dtype) for name, value in weights.items()}
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -350,7 +511,8 @@ def weights_of(config: Config, seed: int = 0) -> dict[str, Tensor]:
 def write(folder: Path, config: Config | str, *, shards: int = 1, seed: int = 0, **changes: Any) -> Path:
     """A checkpoint of a family in `folder`: one file, or `shards` files with an index. `changes` go to config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**copy.deepcopy(FAMILIES[config] if isinstance(config, str) else config), **changes}
+    known = {**FAMILIES, **MASKED_LMS}
+    config = {**copy.deepcopy(known[config] if isinstance(config, str) else config), **changes}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save(folder, weights_of(config, seed), shards)
     return folder

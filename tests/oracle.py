@@ -129,6 +129,18 @@ def blocks_of(prompt_length: int, length: int, block_length: int, block_causal: 
     return [block for block in blocks if block]
 
 
+def runs_of(masked: list[bool], run_length: int | None, block_causal: int) -> list[list[int]]:
+    """Infilling (1): runs of positions from the first mask; from multiples of run_length in block-causal models.
+
+    None is one run over everything, or block by block. Runs without masks are left out.
+    """
+    length = len(masked)
+    start = 0 if block_causal > 0 else masked.index(True)
+    step = run_length or block_causal or length
+    runs = [list(range(first, min(first + step, length))) for first in range(start, length, step)]
+    return [run for run in runs if any(masked[position] for position in run)]
+
+
 @torch.no_grad()
 def decode_one(
     forward: Forward,
@@ -137,8 +149,9 @@ def decode_one(
     mask_id: int,
     eos_ids: Sequence[int] = (),
     pad_id: int | None = None,
-    max_new_tokens: int,
-    block_length: int = 32,
+    max_new_tokens: int = 0,
+    block_length: int | None = 32,
+    infill: bool = False,
     strategy: str = "leap",
     threshold: float = 0.9,
     base_entropy: float | None = None,
@@ -153,6 +166,7 @@ def decode_one(
     candidates_see_copies: bool = True,
     suppress: Sequence[int] = (),
     early_stop: bool = True,
+    free_first_token: bool = False,
     shift: int = 0,
     block_causal: int = 0,
 ) -> OracleResult:
@@ -160,12 +174,13 @@ def decode_one(
 
     strategy: "leap", "threshold" (confidence > threshold), or "full" (one token a forward). base_entropy: the first set
     of the decision is { entropy <= base_entropy } instead of { confidence > threshold } (5.5).
+    infill: decode the masks inside the prompt instead of new ones behind it; an EOS then ends nothing.
     """
     if strategy not in ("leap", "threshold", "full"):
         raise ValueError(f"unknown strategy {strategy!r}")
     if shift not in (0, 1):
         raise ValueError(f"shift is 0 or 1, not {shift}")
-    if block_causal > 0 and block_causal % block_length != 0:
+    if block_causal > 0 and block_length is not None and block_causal % block_length != 0:
         raise ValueError(f"block_length {block_length} must equal or divide block_causal {block_causal}")
 
     phi, tau, eta, kappa = float32(threshold), float32(tau), float32(eta), float32(copy_threshold)
@@ -177,6 +192,9 @@ def decode_one(
     length = start + max_new_tokens
     canvas = list(prompt) + [mask_id] * max_new_tokens
     masked = [False] * start + [True] * max_new_tokens  # mask ids inside the prompt stay as they are
+    if infill:
+        start, length, canvas, early_stop = 0, len(prompt), list(prompt), False
+        masked = [token == mask_id for token in prompt]
     steps = [0] * length
     reasons = [""] * length
     nfe = 0
@@ -187,7 +205,12 @@ def decode_one(
     previous_logits: list[list[float]] = []
     previous_probabilities: list[list[float]] = []
 
-    for block in blocks_of(start, length, block_length, block_causal):
+    if infill:
+        blocks = runs_of(masked, block_length, block_causal) if any(masked) else []
+    else:
+        assert block_length is not None
+        blocks = blocks_of(start, length, block_length, block_causal)
+    for block in blocks:
         while any(masked[position] for position in block):
             targets = [position for position in block if masked[position]]
 
@@ -274,6 +297,10 @@ def decode_one(
                     if c[target] > c[best]:
                         best = target
                 accept[best] = "forced"
+            if free_first_token:  # read in the block before, which is finished
+                for target in targets:
+                    if target > 0 and target % block_causal == 0 and target not in accept:
+                        accept[target] = "forced"
             for target, reason in accept.items():
                 canvas[target] = y[target]
                 masked[target] = False

@@ -410,7 +410,98 @@ def llada2(config: dict[str, Any]) -> Shape:
     )  # fmt: skip
 
 
+HEAD = (
+    (r"lm_head\.dense\.(.+)", r"head_dense.\1"),
+    (r"lm_head\.layer_norm\.(.+)", r"head_norm.\1"),
+    (r"lm_head\.decoder\.(.+)", r"head.\1"),
+    (r"lm_head\.bias", "head.bias"),
+)
+BERT = (
+    (r"\w+\.embeddings\.word_embeddings\.(.+)", r"embed.\1"),
+    (r"\w+\.embeddings\.position_embeddings\.(.+)", r"position.\1"),
+    (r"\w+\.embeddings\.token_type_embeddings\.(.+)", r"type.\1"),
+    (r"\w+\.embeddings\.(?:LayerNorm|layer_norm)\.(.+)", r"embed_norm.\1"),
+    (r"\w+\.encoder\.layer\.(\d+)\.attention\.self\.([qkv])(?:uery|ey|alue)\.(.+)", r"\1.\2.\3"),
+    (r"\w+\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(.+)", r"\1.o.\2"),
+    (r"\w+\.encoder\.layer\.(\d+)\.attention(?:\.output)?\.LayerNorm\.(.+)", r"\1.norm1.\2"),
+    (r"\w+\.encoder\.layer\.(\d+)\.intermediate\.dense\.(.+)", r"\1.up.\2"),
+    (r"\w+\.encoder\.layer\.(\d+)\.output\.dense\.(.+)", r"\1.down.\2"),
+    (r"\w+\.encoder\.layer\.(\d+)(?:\.output)?\.LayerNorm\.(.+)", r"\1.norm2.\2"),
+    (r"\w+\.encoder\.emb_layer_norm_after\.(.+)", r"final_norm.\1"),
+    (r"cls\.predictions\.transform\.dense\.(.+)", r"head_dense.\1"),
+    (r"cls\.predictions\.transform\.LayerNorm\.(.+)", r"head_norm.\1"),
+    (r"cls\.predictions\.decoder\.(.+)", r"head.\1"),
+    (r"cls\.predictions\.bias", "head.bias"),
+    *HEAD,
+)
+
+
+def bert(config: dict[str, Any], **switches: Any) -> Shape:
+    """BERT, RoBERTa and ESM: query, key and value apart, an MLP without gate, a head with a layer of its own."""
+    refuse(config, hidden_act="gelu", is_decoder=False)
+    heads = config["num_attention_heads"]
+    given = {
+        "norm_first": False,
+        "names": BERT,
+        "ignored": (r"pooler", r"seq_relationship", r"position_ids", r"contact_head", r"inv_freq"),
+    }
+    return Shape(
+        config["num_hidden_layers"], heads, heads, config["hidden_size"] // heads, config["layer_norm_eps"], rms=False,
+        gated=False, activation="gelu", **{**given, **switches},
+    )  # fmt: skip
+
+
+def esm(config: dict[str, Any]) -> Shape:
+    rotary = config["position_embedding_type"] == "rotary"
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    switches: dict[str, Any] = {"norm_first": True}
+    if rotary:
+        ignored = (r"pooler", r"position_ids", r"contact_head", r"inv_freq", r"position_embeddings")
+        switches |= {"rotary": head_dim, "theta": (10000.0,) * config["num_hidden_layers"], "ignored": ignored}
+    else:
+        switches |= {"offset": config["pad_token_id"] + 1}
+    if config["token_dropout"]:
+        switches["token_dropout"] = config["mask_token_id"]
+    return bert(config, **switches)
+
+
+MODERNBERT = (
+    (r"model\.embeddings\.tok_embeddings\.(.+)", r"embed.\1"),
+    (r"model\.embeddings\.norm\.(.+)", r"embed_norm.\1"),
+    (r"model\.final_norm\.(.+)", r"final_norm.\1"),
+    (r"model\.layers\.(\d+)\.attn_norm\.(.+)", r"\1.norm1.\2"),
+    (r"model\.layers\.(\d+)\.mlp_norm\.(.+)", r"\1.norm2.\2"),
+    (r"model\.layers\.(\d+)\.attn\.Wqkv\.(.+)", r"\1.qkv.\2"),
+    (r"model\.layers\.(\d+)\.attn\.Wo\.(.+)", r"\1.o.\2"),
+    (r"model\.layers\.(\d+)\.mlp\.Wi\.(.+)", r"\1.gate_up.\2"),
+    (r"model\.layers\.(\d+)\.mlp\.Wo\.(.+)", r"\1.down.\2"),
+    (r"head\.dense\.(.+)", r"head_dense.\1"),
+    (r"head\.norm\.(.+)", r"head_norm.\1"),
+    (r"decoder\.(.+)", r"head.\1"),
+)
+
+
+def modernbert(config: dict[str, Any]) -> Shape:
+    refuse(config, hidden_activation="gelu", classifier_activation="gelu")
+    layers, heads, every = (
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["global_attn_every_n_layers"],
+    )
+    local = [bool(layer % every) for layer in range(layers)]
+    head_dim = config["hidden_size"] // heads
+    return Shape(
+        layers, heads, heads, head_dim, config["norm_eps"], rms=False, activation="gelu", rotary=head_dim,
+        theta=tuple(float(config["local_rope_theta" if near else "global_rope_theta"]) for near in local),
+        window=tuple(config["local_attention"] // 2 if near else -1 for near in local), names=MODERNBERT,
+    )  # fmt: skip
+
+
 SHAPES: dict[str, Callable[[dict[str, Any]], Shape]] = {
+    "BertForMaskedLM": bert,
+    "RobertaForMaskedLM": lambda config: bert(config, offset=config["pad_token_id"] + 1),
+    "ModernBertForMaskedLM": modernbert,
+    "EsmForMaskedLM": esm,
     "LLaDAModelLM": llada,
     "DreamModel": qwen,
     "LLaDAMoEModelLM": llada_moe,
@@ -419,4 +510,4 @@ SHAPES: dict[str, Callable[[dict[str, Any]], Shape]] = {
     "SDARMoeForCausalLM": with_experts,
     "Fast_dLLM_QwenForCausalLM": qwen,
 }
-TIED: tuple[str, ...] = ()
+TIED = ("BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM", "EsmForMaskedLM")

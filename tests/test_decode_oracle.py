@@ -142,6 +142,8 @@ def random_case(rng: random.Random) -> tuple[dict, ModelSpec, list[list[int]]]:
         block_causal_length=block_causal,
         vocab_size=23,
     )
+    if shift and block_causal:
+        options["free_first_token"] = rng.random() < 0.5
     # A mask token in a prompt stays what it is.
     prompts = [[rng.choice([0, *range(3, 23)]) for _ in range(rng.randint(0, 9))] for _ in range(3)]
     return options, spec, prompts
@@ -156,6 +158,8 @@ def check_random_case(seed: int) -> tuple[dict, ModelSpec, set[int]]:
     sharpness = 3.0 if options["strategy"] == "full" else rng.choice([3.0, 6.0, 10.0])
     model = random_llama(seed, kv_heads=rng.choice([1, 2, 4]), sharpness=sharpness)
     kept = ("max_new_tokens", "block_length", "strategy", "early_stop")
+    if "free_first_token" in options:
+        kept += ("free_first_token",)
     if options["strategy"] == "threshold":
         kept += ("threshold",)
     ours = dict(options) if options["strategy"] == "leap" else {name: options[name] for name in kept}

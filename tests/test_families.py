@@ -12,14 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import edit_config, rewrite_weights, stored_weights
-from families import FAMILIES, PUBLISHED, write
+from families import FAMILIES, MASKED_LMS, PUBLISHED, write
 from oracle import decode_one
 from plain import Plain, rotate
+from random_models import plain_forward, random_llama
 from torch import Tensor
 
 import leap_kernels
 from leap_kernels import ModelSpec, Rows
-from leap_kernels.errors import CheckpointError, ModelError
+from leap_kernels.errors import CheckpointError, ConfigError, ModelError
 from leap_kernels.models.registry import REGISTRY, entry_for
 
 DENSE, MOE = 1e-5, 5e-5  # largest difference of float32 logits
@@ -92,7 +93,7 @@ def block_causal(positions: Tensor, size: int) -> Tensor | None:
 
 def test_every_entry_of_the_table_is_tested_here() -> None:
     published = {entry.architecture for entry in REGISTRY.values() if entry.checkpoints}
-    assert published == {config["architectures"][0] for config in FAMILIES.values()}
+    assert published == {config["architectures"][0] for config in (*FAMILIES.values(), *MASKED_LMS.values())}
 
 
 # --- the forward ---------------------------------------------------------------------------------------------------
@@ -186,13 +187,68 @@ def test_leap_decodes_to_the_tokens_of_the_slow_decoder(case: Case) -> None:
     for i, prompt in enumerate(prompts):
         oracle = decode_one(
             case.plain, prompt, mask_id=43, eos_ids=spec.eos_token_ids, pad_id=spec.pad_token_id, block_length=block,
-            shift=int(case.family in SHIFTED), block_causal=BLOCKS.get(case.family, 0), suppress=suppress, **options,
+            shift=int(case.family in SHIFTED), block_causal=BLOCKS.get(case.family, 0), suppress=suppress,
+            free_first_token=case.family == "Fast-dLLM", **options,
         )  # fmt: skip
         assert out.generated[i].tolist() == oracle.tokens
         assert out.nfe[i].item() == oracle.nfe
         assert out.token_forwards[i].item() == oracle.token_forwards
         assert out.history.step[i].tolist() == oracle.steps
     assert (out.history.reason == 2).any(), "no token converged: the example shows nothing of LEAP"
+
+
+# --- shifted and block-causal: Fast-dLLM v2 -------------------------------------------------------------------------
+
+RECOMMENDED = {"block_length": 8, "free_first_token": True}
+
+
+@pytest.mark.parametrize("length", [3, 31, 32, 40])
+@pytest.mark.parametrize("strategy", ["leap", "threshold", "full"])
+def test_fast_dllm_in_sub_blocks_of_a_block_of_32(tmp_path: Path, length: int, strategy: str) -> None:
+    """Prompts that end inside a block, at its end and behind it, decoded with the recommended settings."""
+    folder = write(tmp_path, "Fast-dLLM", bd_size=32, max_position_embeddings=128, seed=length)
+    model, plain = leap_kernels.load(folder), Plain.from_folder(folder, torch.float64)
+    assert model.leap_spec.defaults == RECOMMENDED
+    options: dict[str, Any] = {"leap": {"threshold": 0.3, "tau": 0.05, "eta": 0.05}, "threshold": {"threshold": 0.3}}
+    options = options.get(strategy, {})
+    prompt = torch.randint(0, 40, (length,), generator=torch.Generator().manual_seed(length))
+    out = leap_kernels.decode(model, prompt, strategy=strategy, max_new_tokens=44, early_stop=False, **options)
+    oracle = decode_one(
+        plain, prompt.tolist(), mask_id=43, max_new_tokens=44, shift=1, block_causal=32, strategy=strategy,
+        early_stop=False, **RECOMMENDED, **options,
+    )  # fmt: skip
+    assert out.generated[0].tolist() == oracle.tokens
+    assert out.history.step[0].tolist() == oracle.steps
+    assert (out.nfe[0].item(), out.token_forwards[0].item()) == (oracle.nfe, oracle.token_forwards)
+    # The first token of a block goes with the first forward on it, and so saves one where it would have been the last.
+    for first in (i for i in range(44) if (length + i) % 32 == 0):
+        assert oracle.steps[first] == max(oracle.steps[:first], default=0) + 1
+
+
+def test_the_first_token_of_a_block_cannot_change() -> None:
+    """Why it is free: its row lies in the finished block before, so all forwards on its block predict the same."""
+    model = random_llama(3)
+    inner, seen = plain_forward(model), []
+
+    def spying(input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits = inner(input_ids, position_ids, attention_mask)
+        if input_ids.shape[1] > 8 and not (input_ids[0, :8] == 0).any():
+            seen.append(logits[0, 7:9].clone())
+        return logits
+
+    spec = ModelSpec(mask_token_id=0, shift=1, block_causal_length=8, vocab_size=23)
+    prompt = torch.tensor([[5, 6, 7]])
+    leap_kernels.decode(spying, prompt, spec=spec, max_new_tokens=13, block_length=8, strategy="full")
+    assert len(seen) == 8
+    assert all(torch.allclose(rows[0], seen[0][0], atol=1e-9) for rows in seen)
+    assert not torch.allclose(seen[0][1], seen[-1][1], atol=1e-3), "the other rows do change"
+
+
+@pytest.mark.parametrize("options", [{"shift": 1}, {"block_causal_length": 8}, {}])
+def test_a_free_first_token_is_refused_where_it_could_change(options: dict[str, int]) -> None:
+    spec = ModelSpec(mask_token_id=0, vocab_size=23, **options)
+    with pytest.raises(ConfigError, match="free_first_token=True is for models that are shifted and block-causal"):
+        leap_kernels.decode(random_llama(), torch.tensor([[5]]), spec=spec, max_new_tokens=8, free_first_token=True)
 
 
 # --- half precision ------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from ..attention import NAME, register
 from ..errors import ModelError, expected
 from ..rows import Rows
-from .rope import keep_float32, repair_frequencies
+from .esm import base_scaled_embeddings
+from .registry import REGISTRY
+from .rope import keep_float32, refuse_broken_rope, repair_frequencies
 from .spec import ModelSpec
 
 __all__ = ["Backbone", "FunctionBackbone", "TransformersBackbone", "backbone_for"]
@@ -47,6 +49,7 @@ def backbone_for(model: Any, spec: ModelSpec) -> Backbone:
 
     model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
+        refuse_broken_rope(model)
         return TransformersBackbone(model, spec)
     if callable(model):
         return FunctionBackbone(model)
@@ -63,24 +66,37 @@ def unwrapped(model: Any) -> Any:
 
 
 class TransformersBackbone:
-    """A stock transformers decoder, run with "leap" attention for the length of a `with` block."""
+    """A stock transformers model, decoder or masked LM, run with "leap" attention for the length of a `with` block."""
 
     superposes = True
-    stores = True
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._model, self._body, self._head = model, model.base_model, model.get_output_embeddings()
         name = type(model).__name__
-        if self._body is model or self._head is None:
+        entry = REGISTRY.get(name)
+        self._spec = spec
+        self._model, self._body, self._masked_lm = model, model.base_model, bool(entry and entry.masked_lm)
+        self.stores = not self._masked_lm  # ESM's embeddings depend on every row, for one
+        if self._body is model or (model.get_output_embeddings() is None and not self._masked_lm):
             raise ModelError(f"{name} has no language-model head. Load the class that has one (...ForCausalLM).")
-        changed = [key for key in _LOGIT_SETTINGS if getattr(model.config, key, None) not in (None, 1.0)]
-        if changed or self._head not in model.children():
-            what = f"{', '.join(changed)} of its config" if changed else "layers before its output embeddings"
+        if "position_ids" not in inspect.signature(self._body.forward).parameters:
             raise ModelError(
-                f"{name} computes its logits with {what}, which calling the head alone would leave out. Pass a "
-                "callable f(input_ids, position_ids=, attention_mask=) -> logits around the model."
+                f"{name} takes no position_ids, so lookahead rows cannot stand where they belong. Pass a callable "
+                'f(input_ids, attention_mask=) -> logits around it, and strategy="threshold" or "full".'
             )
+        if entry is not None and entry.head:
+            self._head = [getattr(model, part) for part in entry.head]
+        else:
+            self._head = [model.get_output_embeddings()]
+            changed = [key for key in _LOGIT_SETTINGS if getattr(model.config, key, None) not in (None, 1.0)]
+            more = [
+                c for c in model.children() if c not in (self._body, *self._head) and any(True for _ in c.parameters())
+            ]
+            if changed or more or self._head[0] not in model.children():
+                what = f"{', '.join(changed)} of its config" if changed else "layers before its output embeddings"
+                raise ModelError(
+                    f"{name} computes its logits with {what}, which calling the head alone would leave out. Pass a "
+                    "callable f(input_ids, position_ids=, attention_mask=) -> logits around the model."
+                )
         if not model._can_set_attn_implementation():
             raise ModelError(
                 f"{name} does not use transformers' attention interface, so its masks cannot be set. "
@@ -125,10 +141,14 @@ class TransformersBackbone:
         # The attention backend does not read this mask. But transformers returns a 4-D one as it is, where it would
         # otherwise (5.0) look at the positions on the host and build a causal one.
         no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=rows.pos.device)
+        inputs = {"input_ids": rows.token, "position_ids": rows.pos}
+        if self._masked_lm:  # learned positions are looked up
+            inputs["position_ids"] = rows.pos.long()
+        if hasattr(getattr(self._body, "embeddings", None), "token_dropout"):  # ESM
+            inputs["inputs_embeds"] = base_scaled_embeddings(self._body, inputs.pop("input_ids"), rows)
         hidden: Tensor = self._body(
-            input_ids=rows.token,
+            **inputs,
             attention_mask=no_mask,
-            position_ids=rows.pos,
             use_cache=False,
             is_causal=False,
             leap=rows,
@@ -136,8 +156,9 @@ class TransformersBackbone:
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._head(hidden)
-        return logits
+        for part in self._head:
+            hidden = part(hidden)
+        return hidden
 
 
 class FunctionBackbone:

@@ -48,7 +48,7 @@ class Ids:
     vocabulary: tuple[int, ...]
     """Embedding rows of the published checkpoints, which may be more than there are tokens."""
     mask: int
-    eos: int
+    eos: int | None = None
     turn_end: int | None = None
     pad: int | None = None
     positions: str = ""
@@ -76,12 +76,23 @@ class Entry:
     """Regular expression on a weight's name in the file -> its name in the stock class (one group at most)."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Weight that is stored in one piece -> the weights it holds, one below the other, in the stock class."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions on weights that published files hold and the stock class has no use for."""
     ids: Ids | None = None
     shift: Any = 0
     """1 when row i - 1 predicts token i."""
     block_causal: Any = 0
     """Block size of models that see earlier blocks and their own only; 0 for full attention."""
     rope_fp32: Any = False
+    """Whether queries and keys are rotated in float32 whatever the dtype; None where nothing is rotated."""
+    position_offset: Any = 0
+    """Position of the first token, where a model does not count from 0."""
+    window: Any = 0
+    """In layers with a sliding window: see positions closer than this."""
+    masked_lm: bool = False
+    """A masked language model: it fills masks inside a text and generates none behind it."""
+    head: tuple[str, ...] = ()
+    """Submodules that make logits of hidden states, in order; empty for the output embeddings alone."""
     defaults: Any = field(default_factory=dict)
     """Decode settings recommended for these checkpoints."""
     checkpoints: tuple[str, ...] = ()
@@ -103,23 +114,28 @@ class Entry:
             own |= {key: raw.get(key) for key in ("pad_token_id", "bos_token_id")}
             own["eos_token_id"] = list(self._eos(raw)) or None
         spec = self.spec(raw)
-        own["mask_token_id"] = spec.mask_token_id
+        own |= {"mask_token_id": spec.mask_token_id, "leap_defaults": dict(spec.defaults)}
+        if self.masked_lm:
+            return own
         # Kept in the config, so that a saved model can be loaded again for what it is.
         own |= {"logits_shift": spec.shift, "block_causal_length": spec.block_causal_length}
-        own |= {"rope_fp32": spec.rope_fp32, "leap_defaults": dict(spec.defaults)}
+        own |= {"rope_fp32": spec.rope_fp32}
         # A causal model's cache is of no use, and some releases mix dtypes in it.
         return own | {"is_causal": False, "use_cache": False}
 
     def spec(self, raw: Raw) -> ModelSpec:
         """config.json -> ModelSpec."""
+        positions, offset = self._stock(raw, "max_position_embeddings"), _value(self.position_offset, raw)
         return ModelSpec(
             mask_token_id=self._mask(raw),
             eos_token_ids=self._eos(raw),
             pad_token_id=raw.get("pad_token_id"),
             shift=_value(self.shift, raw),
             block_causal_length=_value(self.block_causal, raw),
-            rope_fp32=_value(self.rope_fp32, raw),
-            max_positions=self._stock(raw, "max_position_embeddings"),
+            rope_fp32=bool(_value(self.rope_fp32, raw)),
+            position_offset=offset,
+            window=_value(self.window, raw),
+            max_positions=None if positions is None else positions - offset,
             vocab_size=self._width(raw),
             defaults={**_value(self.defaults, raw), **raw.get("leap_defaults", {})},
         )
@@ -154,5 +170,6 @@ class Entry:
         own, published = raw.get("eos_token_id"), self._published(raw)
         ids = () if own is None else tuple(own) if isinstance(own, (list, tuple)) else (own,)
         if published is not None:
-            ids = (*(ids or (published.eos,)), *(i for i in (published.turn_end,) if i is not None))
+            known = (*(ids or (published.eos,)), published.turn_end)
+            ids = tuple(i for i in known if i is not None)
         return tuple(dict.fromkeys(ids))

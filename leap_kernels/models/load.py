@@ -16,7 +16,7 @@ import torch
 from ..errors import CheckpointError, ConfigError, LeapError, ModelError, expected
 from .files import differences, refuse_broken_index, refuse_own_head, refuse_pickle
 from .fused import splitting
-from .registry import entry_for
+from .registry import Entry, entry_for
 from .rope import keep_float32
 from .spec import ModelSpec
 
@@ -55,6 +55,8 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
     with _quiet(transformers), _as_checkpoint_error(f"{path_or_repo} does not load"):
         raw = _config_dict(folder)
         name, entry = entry_for(raw)
+        if entry.masked_lm and raw.get("mask_token_id") is None:
+            raw = raw | _of_tokenizer(folder)
         spec = entry.spec(raw)
         dtype = _dtype(dtype, raw, target)
         refuse_pickle(folder)
@@ -83,9 +85,12 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
             raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.") from error
         problems = differences(folder, entry, model_class, config)
         problems = problems or {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
+        kept = [key for key in problems.get("unexpected_keys", ()) if not _is_unused(key, entry)]
+        problems = {what: kept if what == "unexpected_keys" else keys for what, keys in problems.items()}
+        problems = {what: keys for what, keys in problems.items() if keys}
         if problems:
             raise CheckpointError(f"{path_or_repo} does not match {name} ({entry.model_class}): {problems}.")
-        if model.config.tie_word_embeddings:
+        if model.config.tie_word_embeddings and model.get_output_embeddings() is not None:
             refuse_own_head(folder, model, entry)
     # The model is a stock one from here on: saved under stock names, beside the stock config.
     model.__dict__.pop("_weight_conversions", None)
@@ -114,6 +119,23 @@ def load_tokenizer(path_or_repo: str | Path) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _of_tokenizer(folder: str) -> dict[str, int]:
+    """The mask id of the tokenizer.json beside a checkpoint, where there is one that has a mask token."""
+    import transformers
+
+    try:
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception:
+        return {}
+    words = tokenizer.get_vocab()
+    found = next((words[name] for name in (tokenizer.mask_token, "[MASK]", "<mask>") if name in words), None)
+    return {} if found is None else {"mask_token_id": int(found)}
+
+
+def _is_unused(key: str, entry: Entry) -> bool:
+    return any(re.search(pattern, key) for pattern in entry.unused)
 
 
 def spec_of(model: Any) -> ModelSpec | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import CheckpointError, ModelError
+from ..errors import CheckpointError, ModelError, expected
 from .entry import Entry, Ids, Key, Raw
 
 __all__ = ["REGISTRY", "Entry", "entry_for"]
@@ -46,6 +46,20 @@ def _rope(*, partial: float | None = None) -> Any:
     return translate
 
 
+def _block_size(name: str, published: int) -> Any:
+    """A block size from config.json; without one, that of the published checkpoints."""
+
+    def read(raw: Raw) -> int:
+        size = raw.get(name)
+        if size is None:
+            return published
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise CheckpointError(expected(f"{name} in config.json", "a whole number of at least 1", repr(size)))
+        return size
+
+    return read
+
+
 # Config keys that mean the same in Qwen's family and in the stock classes.
 _QWEN: dict[str, Any] = {
     "vocab_size": Key("vocab_size"),
@@ -65,7 +79,7 @@ _QWEN3: dict[str, Any] = {**_QWEN2, **_WITH_HEAD_DIM, "attention_bias": False}
 _QWEN_FIXED = {"hidden_act": "silu", "use_sliding_window": False, "rope_scaling": None}
 
 _SDAR_FIXED = {**_QWEN_FIXED, "attention_bias": False, "use_regular_causal": False}
-_SDAR_BLOCK = Key("block_size", default=4)
+_SDAR_BLOCK = _block_size("block_size", 4)
 _SDAR_IDS = Ids((151936,), mask=151669, eos=151643, turn_end=151645, positions="32768")
 
 
@@ -244,8 +258,8 @@ _LLADA2 = Entry(
         )
     },
     ids=Ids((157184,), mask=156895, eos=156892, turn_end=156892, pad=156892, positions="mini 32768, flash 16384"),
-    block_causal=Key("block_size", default=32),
-    defaults=lambda raw: {"block_length": raw.get("block_size") or 32, "threshold": 0.95},
+    block_causal=_block_size("block_size", 32),
+    defaults=lambda raw: {"block_length": _block_size("block_size", 32)(raw), "threshold": 0.95},
     checkpoints=(
         "inclusionAI/LLaDA2.0-mini",
         "inclusionAI/LLaDA2.0-flash",
@@ -311,13 +325,13 @@ _FAST_DLLM = Entry(
     fixed=_QWEN_FIXED,
     ids=Ids((152064, 151936), mask=151665, eos=151645, turn_end=151645, pad=151645, positions="32768"),
     shift=1,
-    block_causal=Key("bd_size", default=32),
-    defaults=lambda raw: {"block_length": min(8, raw.get("bd_size") or 32)},
+    block_causal=_block_size("bd_size", 32),
+    defaults=lambda raw: {"block_length": min(8, _block_size("bd_size", 32)(raw)), "free_first_token": True},
     checkpoints=("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Efficient-Large-Model/Fast_dLLM_v2_7B"),
     licence="Apache-2.0",
     citation="Wu et al., Fast-dLLM v2: Efficient Block-Diffusion LLM, arXiv:2509.26328",
-    note="Row i - 1 predicts token i, the first token of a block is read in the block before it. Sub-blocks are "
-    "`block_length`, which divides the block of 32.",
+    note="Row i - 1 predicts token i. The first token of a block is read in the block before it, where nothing can "
+    "change it any more: `free_first_token` commits it at once. Sub-blocks are `block_length`, a divisor of the block.",
 )
 
 # --- stock classes with a mask token, as `save_pretrained` writes what was loaded ----------------------------------
@@ -361,6 +375,86 @@ _STOCK = (
     ),
 )
 
+# --- masked language models of transformers, which fill masks inside a text ----------------------------------------
+
+_NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
+
+
+def _behind_padding(raw: Raw) -> int:
+    """RoBERTa and its relatives number their learned positions from the padding id on."""
+    return int(raw.get("pad_token_id", 1)) + 1
+
+
+_MASKED_LMS = (
+    Entry(
+        architecture="BertForMaskedLM",
+        family="BERT",
+        model_class="BertForMaskedLM",
+        fixed={**_NO_DECODER, "position_embedding_type": "absolute"},
+        rope_fp32=None,
+        unused=(r"^bert\.pooler\.", r"^cls\.seq_relationship\.", r"\.position_ids$"),
+        ids=Ids((30522, 28996, 21128, 119547, 105879), mask=103, pad=0, positions="512"),
+        masked_lm=True,
+        defaults={"infill": True},
+        head=("cls",),
+        checkpoints=("google-bert/bert-base-uncased", "google-bert/bert-large-cased"),
+        licence="Apache-2.0",
+        citation="Devlin et al., BERT, arXiv:1810.04805",
+        note="Learned positions, no RoPE. The pooler and the head for next sentences are left in the file.",
+    ),
+    Entry(
+        architecture="RobertaForMaskedLM",
+        family="RoBERTa",
+        model_class="RobertaForMaskedLM",
+        fixed={**_NO_DECODER, "position_embedding_type": "absolute"},
+        rope_fp32=None,
+        unused=(r"^roberta\.pooler\.", r"\.position_ids$"),
+        ids=Ids((50265,), mask=50264, eos=2, pad=1, positions="512"),
+        position_offset=_behind_padding,
+        masked_lm=True,
+        defaults={"infill": True},
+        head=("lm_head",),
+        checkpoints=("FacebookAI/roberta-base", "FacebookAI/roberta-large"),
+        licence="MIT",
+        citation="Liu et al., RoBERTa, arXiv:1907.11692",
+        note="Positions count from the padding id + 1, so 2 of the 514 cannot be used.",
+    ),
+    Entry(
+        architecture="ModernBertForMaskedLM",
+        family="ModernBERT",
+        model_class="ModernBertForMaskedLM",
+        ids=Ids((50368,), mask=50284, eos=50282, pad=50283, positions="8192"),
+        window=lambda raw: raw.get("local_attention", 128) // 2 + 1,
+        masked_lm=True,
+        defaults={"infill": True},
+        head=("head", "decoder"),
+        checkpoints=("answerdotai/ModernBERT-base", "answerdotai/ModernBERT-large"),
+        licence="Apache-2.0",
+        citation="Warner et al., Smarter, Better, Faster, Longer, arXiv:2412.13663",
+        note="Two layers in three see positions at most local_attention / 2 away, appended rows included.",
+    ),
+    Entry(
+        architecture="EsmForMaskedLM",
+        family="ESM-2",
+        model_class="EsmForMaskedLM",
+        fixed={**_NO_DECODER, "is_folding_model": False},
+        unused=(r"^esm\.pooler\.", r"\.position_ids$", r"\.position_embeddings\.weight$"),
+        ids=Ids((33,), mask=32, eos=2, pad=1, positions="1026"),
+        position_offset=lambda raw: (
+            _behind_padding(raw) if raw.get("position_embedding_type", "absolute") == "absolute" else 0
+        ),
+        masked_lm=True,
+        defaults={"infill": True},
+        head=("lm_head",),
+        checkpoints=("facebook/esm2_t12_35M_UR50D", "facebook/esm2_t33_650M_UR50D"),
+        licence="MIT",
+        citation="Lin et al., Evolutionary-scale prediction of atomic-level protein structure, "
+        "doi:10.1126/science.ade2574",
+        note="Embeddings are scaled by the share of masks (token_dropout), which we count over base rows only.",
+    ),
+)
+
 REGISTRY: dict[str, Entry] = {
-    entry.architecture: entry for entry in (_LLADA, _DREAM, _LLADA_MOE, _LLADA2, _SDAR, _SDAR_MOE, _FAST_DLLM, *_STOCK)
+    entry.architecture: entry
+    for entry in (_LLADA, _DREAM, _LLADA_MOE, _LLADA2, _SDAR, _SDAR_MOE, _FAST_DLLM, *_STOCK, *_MASKED_LMS)
 }

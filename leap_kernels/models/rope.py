@@ -42,11 +42,41 @@ def _float32_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor,
 
 def repair_frequencies(model: nn.Module) -> None:
     """`model.to(bfloat16)` rounds the rotary frequencies too: recompute them from the config, with one warning."""
-    for module in _rotary_modules(model):
-        if module.inv_freq.dtype in (torch.float16, torch.bfloat16) and hasattr(module, "config"):
+    for module in model.modules():
+        rounded = [  # one table, or one for each kind of layer (ModernBERT)
+            (name, value)
+            for name, value in module.named_buffers(recurse=False)
+            if name.endswith("inv_freq") and value.dtype in (torch.float16, torch.bfloat16)
+        ]
+        if rounded and hasattr(module, "config"):
             warnings.warn(
-                f"{type(module).__name__}.inv_freq is {module.inv_freq.dtype}; recomputed in float32 from the config. "
-                "Load with dtype=... instead of converting the model.",
+                f"{type(module).__name__}.{rounded[0][0]} is {rounded[0][1].dtype}; recomputed in float32 from the "
+                "config. Load with dtype=... instead of converting the model.",
                 stacklevel=2,
             )
-            module.inv_freq = type(module)(module.config).inv_freq.to(module.inv_freq.device)
+            exact = type(module)(module.config)
+            for name, value in rounded:
+                setattr(module, name, getattr(exact, name).to(value.device))
+
+
+def refuse_broken_rope(model: nn.Module) -> None:
+    """ModelError when the rotary frequencies of a model are not those of its config.
+
+    Code written for transformers 4 leaves them uninitialised under 5, without a word.
+    """
+    for module in model.modules():
+        table, config = getattr(module, "inv_freq", None), getattr(module, "config", getattr(model, "config", None))
+        if not isinstance(table, Tensor) or table.dim() != 1 or config is None or not table.numel() or table.is_meta:
+            continue
+        rope = getattr(config, "rope_parameters", None) or {}
+        theta = rope.get("rope_theta") or getattr(config, "rope_theta", None)
+        kind = rope.get("rope_type") or getattr(module, "rope_type", "default")
+        if theta is None or kind != "default":
+            continue
+        formula = float(theta) ** -(torch.arange(len(table), dtype=torch.float64) / len(table))
+        # A table in bfloat16 has 8 bits; what is not initialised is off by orders of magnitude.
+        if not torch.allclose(table.double().cpu(), formula, rtol=0.02):
+            raise ModelError(
+                f"{type(model).__name__}'s RoPE table does not match rope_theta (known under transformers 5): its "
+                "logits would be wrong. Use leap_kernels.load(path), or call model.reset_rope_parameters() first."
+            )

@@ -31,6 +31,10 @@ class ModelSpec:
     """Block size of models that see earlier blocks and their own only; 0 for full attention."""
     rope_fp32: bool = False
     """Whether the model rotates queries and keys in float32 whatever its dtype (LLaDA does)."""
+    position_offset: int = 0
+    """Position of the first token, in models that do not count from 0 (RoBERTa counts from its padding id + 1)."""
+    window: int = 0
+    """In layers with a sliding window, a row sees positions closer than this (ModernBERT); 0 for no such layers."""
     max_positions: int | None = None
     """Longest sequence, prompt and new tokens, in tokens; None when the model sets no limit."""
     vocab_size: int | None = None
@@ -42,7 +46,10 @@ class ModelSpec:
         if isinstance(self.eos_token_ids, int) or not all(_whole(i) for i in self.eos_token_ids):
             raise ModelError(expected("eos_token_ids", "a tuple of token ids", repr(self.eos_token_ids)))
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
-        for name in ("mask_token_id", "pad_token_id", "shift", "block_causal_length", "max_positions", "vocab_size"):
+        for name in (
+            "mask_token_id", "pad_token_id", "shift", "block_causal_length", "position_offset", "window",
+            "max_positions", "vocab_size",
+        ):  # fmt: skip
             value = getattr(self, name)
             optional = name in ("pad_token_id", "max_positions", "vocab_size")
             if not _whole(value) and not (optional and value is None):
@@ -63,8 +70,25 @@ class ModelSpec:
             )
         if self.shift not in (0, 1):
             raise ModelError(expected("shift", "0 or 1", self.shift))
-        if self.block_causal_length < 0:
-            raise ModelError(expected("block_causal_length", "at least 0", self.block_causal_length))
+        for name in ("block_causal_length", "position_offset", "window"):
+            if getattr(self, name) < 0:
+                raise ModelError(expected(name, "at least 0", getattr(self, name)))
+        if self.position_offset and (self.shift or self.block_causal_length):
+            raise ModelError("position_offset goes with neither shift nor block_causal_length: no such model is known.")
+
+    def agree_with(self, own: ModelSpec, model: Any) -> None:
+        """ModelError when this spec reads a model's rows otherwise than its config, or what loaded it, says."""
+        for name, wrong in (
+            ("shift", self.shift != own.shift),
+            ("block_causal_length", bool(self.block_causal_length) != bool(own.block_causal_length)),
+            ("position_offset", self.position_offset != own.position_offset),
+        ):
+            if wrong:
+                raise ModelError(
+                    f"spec.{name} is {getattr(self, name)}, but {type(model).__name__} says {getattr(own, name)}: its "
+                    "predictions would be read from wrong rows. Leave spec out, or start from "
+                    "dataclasses.replace(model.leap_spec, ...)."
+                )
 
     @property
     def fill_token_id(self) -> int | None:

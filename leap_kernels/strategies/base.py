@@ -198,12 +198,12 @@ def steps_per_block(canvas: Canvas, steps: int | None) -> list[int] | None:
     """(B,) `steps` divided among the blocks of each sample; ConfigError where that does not go."""
     if steps is None:
         return None
-    blocks = [-(-n // canvas.block_length) for n in canvas.n_new]
-    for n, count in zip(canvas.n_new, blocks, strict=True):
-        if steps % count:
-            what = f"a multiple of the {count} blocks ({n} new tokens of {canvas.block_length} a block)"
+    for blocks in canvas.blocks:
+        if blocks and steps % len(blocks):
+            masks = sum(block.masks for block in blocks)
+            what = f"a multiple of the {len(blocks)} blocks ({masks} new tokens of {canvas.block_length} a block)"
             raise ConfigError(expected("steps", what, steps))
-    return [steps // count for count in blocks]
+    return [steps // max(len(blocks), 1) for blocks in canvas.blocks]
 
 
 def check_range(name: str, value: object, low: float, high: float) -> None:
