@@ -79,11 +79,18 @@ def check_random_case(seed: int) -> set:
 
 
 def test_random_configurations_give_the_oracles_tokens():
-    """Strategies, blocks, shift, block-causal masks, refresh intervals, in float64."""
+    """Strategies, blocks, shift, block-causal masks, refresh intervals, in float64. In 318, a shifted model on the dual
+    cache computes the row that predicts the next block's first token, and yet no candidate crosses the block."""
     seen: set = set()
-    for seed in range(60):
+    for seed in (*range(60), 318):
         seen |= check_random_case(seed)
     assert {*APPROXIMATE, "block", *STRATEGIES, ("shift", 0), ("shift", 1), ("refresh", 2), ("refresh", None)} <= seen
+
+
+@pytest.mark.slow
+def test_five_hundred_random_configurations():
+    for seed in range(60, 560):
+        check_random_case(seed)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
