@@ -94,26 +94,6 @@ def test_five_hundred_random_configurations():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("cache", [*APPROXIMATE, "block"])
-def test_a_sample_does_not_notice_its_neighbours(cache, strategy):
-    """Eight ragged prompts, padded on either side, and each alone."""
-    model = random_llama(5, sharpness=6.0)
-    rng = random.Random(5)
-    prompts = [torch.tensor([rng.randint(2, 22) for _ in range(rng.randint(0, 11))]).long() for _ in range(8)]
-    spec = ModelSpec(
-        mask_token_id=0, eos_token_ids=(1,), vocab_size=23, block_causal_length=4 if cache == "block" else 0
-    )
-    options = {"spec": spec, "cache": cache, "strategy": strategy, "max_new_tokens": 13, "block_length": 4}
-    together = decode(model, prompts, **options)
-    for i, prompt in enumerate(prompts):
-        alone = decode(model, prompt, **options)
-        assert torch.equal(alone.generated[0], together.generated[i])
-        for name in ("nfe", "token_forwards", "new_tokens"):
-            assert getattr(alone, name)[0] == getattr(together, name)[i]
-        assert torch.equal(alone.history.step[0], together.history.step[i])
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("block_length", [2, 4, 8])
 def test_the_block_cache_is_exact(strategy, shift, block_length):
