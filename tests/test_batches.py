@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eight ragged prompts in a batch give the tokens, steps and counters of eight single runs: every strategy, every cache.
+"""Eight ragged prompts in a batch give the tokens, steps and counters of eight single runs: each strategy, each cache.
 
 Exactly in float64, and where logits are whole eighths, so that confidences tie and rounding decides nothing. In float32
 matrix products round differently at another batch size: there on fixed prompts.
