@@ -115,7 +115,8 @@ class CachingForward:
         out = torch.full((1, len(pos), logits.shape[1]), float("nan"), dtype=logits.dtype)
         out[0, rows] = logits
         if self.cache == "dual":  # its candidates never cross a block (method.md 2.2)
-            out[0, self.bounds(self.block, base)[1] :][: base - self.bounds(self.block, base)[1]] = float("nan")
+            last = self.bounds(self.block, base)[1] - 1
+            out[0, max(last - self.shift, 0) + 1 : base] = float("nan")  # behind the row that predicts the last token
         return out
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

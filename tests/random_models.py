@@ -10,14 +10,21 @@ from leap_kernels import ModelSpec
 
 
 def random_llama(
-    seed: int = 0, *, vocab: int = 23, kv_heads: int = 2, layers: int = 2, dtype=torch.float64, sharpness: float = 12.0
+    seed: int = 0,
+    *,
+    vocab: int = 23,
+    kv_heads: int = 2,
+    layers: int = 2,
+    hidden: int = 32,
+    dtype=torch.float64,
+    sharpness: float = 12.0,
 ):
     """A LlamaForCausalLM with random weights whose head is scaled up, so that some predictions are confident."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=kv_heads, max_position_embeddings=128, is_causal=False, initializer_range=0.3,
         pad_token_id=None, bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
     )  # fmt: skip

@@ -79,31 +79,18 @@ def check_random_case(seed: int) -> set:
 
 
 def test_random_configurations_give_the_oracles_tokens():
-    """Strategies, blocks, shift, block-causal masks, refresh intervals, in float64."""
+    """Strategies, blocks, shift, block-causal masks, refresh intervals, in float64. In 318, a shifted model on the dual
+    cache computes the row that predicts the next block's first token, and yet no candidate crosses the block."""
     seen: set = set()
-    for seed in range(60):
+    for seed in (*range(60), 318):
         seen |= check_random_case(seed)
     assert {*APPROXIMATE, "block", *STRATEGIES, ("shift", 0), ("shift", 1), ("refresh", 2), ("refresh", None)} <= seen
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("cache", [*APPROXIMATE, "block"])
-def test_a_sample_does_not_notice_its_neighbours(cache, strategy):
-    """Eight ragged prompts, padded on either side, and each alone."""
-    model = random_llama(5, sharpness=6.0)
-    rng = random.Random(5)
-    prompts = [torch.tensor([rng.randint(2, 22) for _ in range(rng.randint(0, 11))]).long() for _ in range(8)]
-    spec = ModelSpec(
-        mask_token_id=0, eos_token_ids=(1,), vocab_size=23, block_causal_length=4 if cache == "block" else 0
-    )
-    options = {"spec": spec, "cache": cache, "strategy": strategy, "max_new_tokens": 13, "block_length": 4}
-    together = decode(model, prompts, **options)
-    for i, prompt in enumerate(prompts):
-        alone = decode(model, prompt, **options)
-        assert torch.equal(alone.generated[0], together.generated[i])
-        for name in ("nfe", "token_forwards", "new_tokens"):
-            assert getattr(alone, name)[0] == getattr(together, name)[i]
-        assert torch.equal(alone.history.step[0], together.history.step[i])
+@pytest.mark.slow
+def test_five_hundred_random_configurations():
+    for seed in range(60, 560):
+        check_random_case(seed)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -17,7 +17,8 @@ __all__ = ["keep_float32", "repair_frequencies"]
 
 
 def _rotary_modules(model: nn.Module) -> Iterator[Any]:
-    return (m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), Tensor))
+    # Not getattr: a module's takes long to say no, and every `decode` asks all modules.
+    return (m for m in model.modules() if isinstance(m._buffers.get("inv_freq", vars(m).get("inv_freq")), Tensor))
 
 
 def keep_float32(model: nn.Module) -> list[Any]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 __all__ = ["row_sums"]
@@ -17,5 +16,5 @@ def row_sums(x: Tensor) -> Tensor:
     torch divides one long row, but not several, among its threads and then rounds differently.
     """
     whole = x.shape[1] // PART * PART
-    parts = x[:, :whole].unflatten(1, (-1, PART)).sum(-1)
-    return torch.add(parts.sum(-1), x[:, whole:].sum(-1))
+    sums: Tensor = x[:, :whole].unflatten(1, (-1, PART)).sum(-1).sum(-1)
+    return sums if whole == x.shape[1] else sums.add(x[:, whole:].sum(-1))

@@ -87,13 +87,16 @@ def top_eta(
     validation.logits("logits", logits)
     k = max_candidates(eta, logits.shape[1])
     if rows is None:
-        rows = torch.arange(logits.shape[0], device=logits.device)
-    validation.dtype_in("rows", rows, validation.INTEGERS)
-    validation.shape_is("rows", rows, ("R",))
+        every, rows = True, torch.arange(logits.shape[0], device=logits.device)
+    else:
+        every = False
+        validation.dtype_in("rows", rows, validation.INTEGERS)
+        validation.shape_is("rows", rows, ("R",))
     suppress = validation.token_ids("suppress", suppress, logits.device)
     device = validation.one_device(logits=logits, rows=rows, suppress=suppress)
     validation.no_gradients(logits=logits)
-    validation.in_range("rows", rows, 0, logits.shape[0])
+    if not every:
+        validation.in_range("rows", rows, 0, logits.shape[0])
     validation.in_range("suppress", suppress, 0, logits.shape[1])
     args = (logits, rows.long(), eta, k, suppress)
     return TopEta(*dispatch("top_eta", "candidates", backend, device, args, limit=_kernel_limit(logits.dtype, k)))

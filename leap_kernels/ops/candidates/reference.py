@@ -27,17 +27,17 @@ def top_eta(
     A bad row (a NaN, a +inf, or no finite logit) has its NaN, +inf or -inf as `lse`, top1 = -1, no ids, and NaN
     for the other statistics.
     """
-    x = logits.index_select(0, rows).float()
+    x = logits.index_select(0, rows).float()  # a copy, changed in place from here on: rows may be long
     if suppress is not None:
-        x = x.index_fill(1, suppress, -INF)
-    top, top1 = x.amax(-1), x.argmax(-1)
+        x.index_fill_(1, suppress, -INF)
+    values, ids = _largest(x, max(k, 2))
+    top, top1 = values[:, 0], ids[:, 0]
     good = top.isfinite()
-    below = x - top[:, None]
+    below = x.sub_(top[:, None])
     e = below.exp()
     total = row_sums(e)
-    entropy = total.log() - row_sums(torch.where(e > 0, e * below, 0.0)) / total
-
-    values, ids = _largest(x, max(k, 2))
+    # 0 ln 0 = 0: exp is 0 in float32 from -104 down, where `below` may be -inf.
+    entropy = total.log() - row_sums(below.clamp_(min=-200.0).mul_(e)) / total
     gap = values[:, 0] - values[:, 1] if x.shape[1] > 1 else torch.full_like(top, INF)
     ids = ids[:, :k]
     probs = e.gather(1, ids) / total[:, None]
@@ -60,6 +60,8 @@ def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest values of each row and their ids, equal values by rising id."""
     k, size = min(k, x.shape[1]), x.shape[1]
     values, ids = x.topk(min(k + 1, size), -1)
+    if bool((values[:, 1:] < values[:, :-1]).all()):  # no two are equal: their order leaves no choice
+        return values[:, :k], ids[:, :k]
     if k < size:
         # torch.topk takes any of equal values: where the k-th equals the next, only a stable sort knows the right ones.
         tied = (values[:, k - 1] == values[:, k]) & values[:, k].isfinite()
