@@ -30,8 +30,9 @@ class DecodeConfig:
     max_new_tokens: int | Sequence[int] = 256
     """Tokens to generate, at least 1, for every sample, or one a sample; need not be a multiple of the block. Default:
     the LEAP paper's (GSM8K). The bundled model recommends 64."""
-    block_length: int = 32
-    """Positions decoded together, left to right block by block, at least 1. Default: the LEAP paper's."""
+    block_length: int | None = None
+    """Positions decoded together, left to right block by block, at least 1. None: what the model recommends, or else
+    the 32 of the LEAP paper; strategies that know no blocks then take the whole canvas."""
     strategy: str | Strategy = "leap"
     """Name of a decoding rule, or an object with its options set."""
     cache: str = "none"
@@ -63,7 +64,8 @@ class DecodeConfig:
     """Which implementation of the ops runs: "auto", "reference" or "triton"."""
 
     def __post_init__(self) -> None:
-        if not _is_int(self.block_length) or self.block_length < 1:
+        block = self.block_length
+        if block is not None and (not _is_int(block) or block < 1):
             raise ConfigError(expected("block_length", "a whole number of at least 1", repr(self.block_length)))
         if not isinstance(self.strategy, Strategy) and not _is_key(self.strategy, STRATEGIES):
             names = ", ".join(STRATEGIES)
@@ -114,6 +116,11 @@ class DecodeConfig:
                 raise ConfigError(expected(name, "a token id of at least 0", repr(value)))
         check_name(self.backend)
 
+    @property
+    def block(self) -> int:
+        """`block_length`, or the paper's where it was left open."""
+        return self.block_length or 32
+
     def spec(self, spec: ModelSpec | None, model: Any) -> ModelSpec:
         """`spec` with this config's ids and the model's own limits; ModelError when nobody knows a mask token."""
         own: dict[str, Any] = {
@@ -151,6 +158,7 @@ def resolve(
     if unheard_of:
         raise ConfigError(f"the model recommends settings that nobody knows: {', '.join(unheard_of)}.")
     given = {**recommended, **overrides}
+    says_block = overrides.get("block_length") is not None or (config is not None and config.block_length is not None)
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
     )
@@ -172,6 +180,9 @@ def resolve(
         options = {name: value for name, value in recommended.items() if name in known - shared} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
+    if strategy.whole_canvas and not says_block:
+        length = config.max_new_tokens
+        config = dataclasses.replace(config, block_length=length if isinstance(length, int) else max(length))
     check_range("eta", strategy.eta, 1 / 64, 1)  # of a rule that does not check it itself
     return config, strategy
 

@@ -121,7 +121,7 @@ def _decode(
 
     stream.begin(given.prompts)
     with backbone, torch.inference_mode():
-        canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block_length, spec)
+        canvas = Canvas.create(given.prompts, given.max_new_tokens, config.block, spec)
         loop = _Loop(canvas, backbone, config, strategy, observers, stream)
         while canvas.sample:
             loop.step_once()
@@ -298,6 +298,9 @@ class _Loop:
             self.seeds,
             self.now,
             self.config.temperature,
+            self.config.top_p,
+            self.config.top_k,
+            self.config.early_stop,
         )
 
     def _deciding(self, targets: Tensor, rows: Rows) -> _Deciding:

@@ -110,7 +110,7 @@ def generate(
     if stream is not None and stream_to is not None:
         target.put(input_ids.cpu())  # what transformers does with a streamer of its own
     out = decode(model, input_ids, prepared["attention_mask"], observers=[] if stream is None else [stream], **settings)
-    longest = int(out.new_tokens.max()) if config.early_stop else config.max_new_tokens
+    longest = int(out.new_tokens.max()) if config.early_stop else settings["max_new_tokens"]
     sequences = out.sequences[:, : input_ids.shape[1] + longest]
     if stream is not None:
         stream.end(sequences[0, input_ids.shape[1] :])
@@ -220,7 +220,7 @@ class _Stream:
     ) -> None:
         if ids.shape[0] != 1:
             raise InputError(expected("the batch of a streamer", "one prompt", f"{ids.shape[0]}"))
-        self.block = config.block_length or config.max_new_tokens
+        self.block = config.block
         prompt = int(mask.sum()) if mask is not None else ids.shape[1]
         self.tail = prompt % self.block if spec and spec.block_causal_length else 0
         self.target, self.known, self.shown = target, dict[int, int](), 0

@@ -151,8 +151,8 @@ def _check_settings(spec: ModelSpec, config: DecodeConfig) -> None:
             f"cache={config.cache!r} does not go with this {'block-causal' if block else 'full-attention'} model: "
             f"{fitting}. Use {'block or none' if block else 'prefix, dual, delayed or none'}."
         )
-    if block and block % config.block_length:
+    if block and block % config.block:
         raise ConfigError(
-            f"block_length {config.block_length} must divide the model's block-causal length {block}. "
+            f"block_length {config.block} must divide the model's block-causal length {block}. "
             f"Pass block_length={block}."
         )

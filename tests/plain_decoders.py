@@ -268,10 +268,10 @@ def klass(
                     )
                 kept[i] = [*kept[i][1:], kl if parity else float32(kl)]
             before = exact
-            c = {i: float((exact if parity else p)[i].max()) for i in masks}
-            limit, bound = (kl_threshold, conf_threshold) if parity else map(float32, (kl_threshold, conf_threshold))
+            c = {i: float(exact[i].max()) for i in masks}
+            limit = kl_threshold if parity else float32(kl_threshold)
             stable = [i for i in masks if all(kl < limit for kl in kept[i]) and j >= history - 1]
-            ready = [i for i in stable if c[i] > bound]
+            ready = [i for i in stable if c[i] > conf_threshold]
             if ready and select != "all":
                 preference = {
                     "confident": c.get,
@@ -355,3 +355,62 @@ def credit(
                     sample.commit(i, y[i])
         if sample.ends(block):
             return
+
+
+# --- dream ------------------------------------------------------------------------------------------------------------
+
+
+def dream(
+    sample: Sample,
+    *,
+    alg: str = "origin",
+    steps: int | None = None,
+    eps: float = 1e-3,
+    alg_temp: float | None = None,
+    parity: str | None = None,
+) -> None:
+    blocks = sample.blocks()
+    for block in blocks:
+        per_block = steps // len(blocks) if steps else len(block)
+        time = torch.linspace(1, eps, per_block + 1, dtype=torch.float32)
+        for j in range(per_block):
+            masks = sample.masks(block)
+            if not masks:
+                break
+            p = sample.run()
+            last = j == per_block - 1
+            share = 1 - time[j + 1] / time[j]
+            drawn = {i: hashed(sample.seed, sample.nfe, i, -1) for i in masks}
+            if alg == "origin":
+                chosen = [i for i in masks if last or drawn[i] < share.item()]
+            else:
+                count = len(masks) if last else int(torch.tensor(float(len(masks))) * share)
+                chosen = by_falling(masks, dream_ranks(sample, p, masks, drawn, alg, alg_temp, parity).get)[:count]
+            for i in chosen:
+                sample.commit(i, first_argmax(p[i]))
+        if sample.ends(block):
+            return
+
+
+def dream_ranks(
+    sample: Sample,
+    p: Tensor,
+    masks: list[int],
+    drawn: dict[int, float],
+    alg: str,
+    alg_temp: float | None,
+    parity: str | None,
+) -> dict[int, float]:
+    ranks = {}
+    for i in masks:
+        if alg == "maskgit_plus":
+            value = float((sample.exact if parity else p)[i].max())
+        elif alg == "topk_margin":
+            first, second = sorted(sample.exact[i].tolist())[-2:][::-1]
+            value = first - second
+        else:
+            value = -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
+        ranks[i] = value if parity else float32(value)
+        if alg_temp:
+            ranks[i] = ranks[i] / alg_temp - math.log(-math.log(drawn[i]))
+    return ranks

@@ -355,3 +355,92 @@ def test_credit_takes_near_ties_together():
     assert steps_of(tied, "credit", 3, threshold=1.0) == [1, 1, 1]
     apart = confident(0.5, 0.49, 0.48)
     assert steps_of(apart, "credit", 3, threshold=1.0) == [1, 2, 3]
+
+
+# --- dream ------------------------------------------------------------------------------------------------------------
+
+
+def test_dream_spreads_its_masks_over_equal_steps_of_time():
+    """eps 0: two steps commit half of five masks and the rest; four steps 1/4, 1/3 (in float32 a little less), 1/2 and
+    all of what is left."""
+    model = confident(0.5, 0.9, 0.7, 0.6, 0.8)
+    options = {"alg": "maskgit_plus", "eps": 0}
+    assert steps_of(model, "dream", 5, steps=2, **options) == [2, 1, 2, 2, 1]
+    eight = confident(0.5, 0.9, 0.7, 0.6, 0.8, 0.55, 0.75, 0.65)
+    assert steps_of(eight, "dream", 8, steps=4, **options) == [4, 1, 3, 4, 1, 4, 2, 3]  # 2, int(1.9999999), 2, 3
+    assert steps_of(model, "dream", 5, steps=2, alg="maskgit_plus", eps=0.3) == [2, 1, 2, 2, 2]  # int(5 * 0.35)
+    # With more steps than masks most forwards commit nothing, as published.
+    out = decode(model, torch.tensor([5]), spec=SPEC, strategy="dream", alg="entropy", steps=12, max_new_tokens=2,
+                 early_stop=False)  # fmt: skip
+    assert out.nfe.tolist() == [12]
+    assert max(out.history.step[0].tolist()) == 12
+
+
+def test_dream_ranks_by_probability_margin_or_entropy():
+    """Probability .5 .45 .49, margin .1 .25 .005, entropy .94 1.85 .79: each picks another position first."""
+    table = torch.full((4, 16), -1e9)
+    table[1, 3:6] = torch.tensor([0.50, 0.40, 0.10]).log()
+    table[2, 3:15] = torch.tensor([0.45, 0.20, *[0.035] * 10]).log()
+    table[3, 3:6] = torch.tensor([0.49, 0.485, 0.025]).log()
+    spec = ModelSpec(mask_token_id=0, vocab_size=16)
+
+    def model(input_ids, position_ids, attention_mask):
+        return table[position_ids]
+
+    for parity in (None, "dream"):
+        options = {"spec": spec, "steps": 2, "eps": 0, "parity": parity}  # int(1.5), then the rest
+        first = {alg: steps_of(model, "dream", 3, alg=alg, **options).index(1)
+                 for alg in ("maskgit_plus", "topk_margin", "entropy")}  # fmt: skip
+        assert first == {"maskgit_plus": 0, "topk_margin": 1, "entropy": 2}
+
+
+def test_dream_origin_commits_each_mask_by_itself():
+    """Half of the masks on average, by the sample's seed; all the same whatever the model says."""
+    model = confident(*[0.5] * 12)
+    runs = [steps_of(model, "dream", 12, steps=2, eps=0, seed=seed) for seed in range(60)]
+    assert {step for run in runs for step in run} == {1, 2}
+    share = torch.tensor(runs).eq(1).double()
+    assert abs(share.mean() - 0.5) < 0.05  # 720 coins
+    assert share.sum(1).var() > 1  # 3 for coins, 0 for a fixed number
+    both = decode(model, [torch.tensor([5])] * 2, spec=SPEC, strategy="dream", steps=2, eps=0, seed=[3, 7],
+                  max_new_tokens=12, early_stop=False)  # fmt: skip
+    assert both.history.step.tolist() == [runs[3], runs[7]]
+
+
+def test_dream_draws_positions_by_their_ranks():
+    """Of .9 and .5 one is taken first; softmax of these over .4 / ln 3 is 3 to 1."""
+    model, options = confident(0.9, 0.5), {"alg": "maskgit_plus", "steps": 2, "eps": 0, "alg_temp": 0.4 / math.log(3)}
+    first = [steps_of(model, "dream", 2, seed=seed, **options)[0] for seed in range(400)]
+    assert abs(first.count(1) / 400 - 0.75) < 0.065  # three standard deviations
+    hot = [steps_of(model, "dream", 2, seed=seed, **options | {"alg_temp": 1e6})[0] for seed in range(400)]
+    assert abs(hot.count(1) / 400 - 0.5) < 0.075
+    assert steps_of(model, "dream", 2, **options | {"alg_temp": 0}) == [1, 2]
+
+
+def test_dream_as_published_ranks_what_temperature_and_limits_leave():
+    """One token may be drawn: its probability is then 1 everywhere, and the lowest position goes first."""
+    model = confident(0.5, 0.9, 0.7)
+    options = {"alg": "maskgit_plus", "steps": 2, "eps": 0, "temperature": 1.0, "top_k": 1}
+    assert steps_of(model, "dream", 3, **options) == [2, 1, 2]
+    assert steps_of(model, "dream", 3, parity="dream", **options) == [1, 2, 2]
+    # Entropies .69 and .80 at T = 1; at T = .25, where the small probabilities vanish, .69 and .04.
+    table = torch.full((3, V), -1e9)
+    table[1, 3:5] = torch.tensor([0.5, 0.5]).log()
+    table[2, 3:6] = torch.tensor([0.7, 0.25, 0.05]).log()
+    cold = {"alg": "entropy", "steps": 2, "eps": 0, "temperature": 0.25}
+
+    def two(input_ids, position_ids, attention_mask):
+        return table[position_ids]
+
+    assert steps_of(two, "dream", 2, **cold) == [1, 2]
+    assert steps_of(two, "dream", 2, parity="dream", **cold) == [2, 1]
+    # In bfloat16 .9994 and .9997 are both 1.
+    near = torch.full((3, V), -1e9)
+    near[1, 3], near[2, 3], near[1:, 4] = 7.5, 8.0, 0.0
+
+    def half(input_ids, position_ids, attention_mask):
+        return near[position_ids].bfloat16()
+
+    exact = {"alg": "maskgit_plus", "steps": 2, "eps": 0}
+    assert steps_of(half, "dream", 2, **exact) == [2, 1]
+    assert steps_of(half, "dream", 2, parity="dream", **exact) == [1, 2]

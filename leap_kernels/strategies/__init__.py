@@ -3,6 +3,7 @@
 
 from .base import BaseRule, Decision, Strategy, View
 from .credit import Credit
+from .dream import Dream
 from .entropy import Entropy
 from .entropy_threshold import EntropyThreshold
 from .factor import Factor
@@ -17,6 +18,7 @@ __all__ = [
     "BaseRule",
     "Credit",
     "Decision",
+    "Dream",
     "Entropy",
     "EntropyThreshold",
     "Factor",
@@ -30,5 +32,6 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    rule.name: rule for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Leap)
+    rule.name: rule
+    for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Dream, Leap)
 }

@@ -65,6 +65,10 @@ class View:
     step: int
     """The coming forward, counted from 1; in `accept`, the one just made."""
     temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    early_stop: bool = True
+    """These four as in DecodeConfig."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,8 @@ class Strategy:
     are read, which caches and block-causal models do not always compute."""
     revises: ClassVar[bool] = False
     """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
+    whole_canvas: ClassVar[bool] = False
+    """Whether the rule knows no blocks: its block is everything generated, unless `block_length` is given."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
     parity: str | None = None
