@@ -71,6 +71,10 @@ class Sample:
         assert self.masked[position]
         self.canvas[position], self.masked[position], self.steps[position] = token, False, self.nfe
 
+    def remask(self, position: int) -> None:
+        assert position >= self.start
+        self.canvas[position], self.masked[position], self.steps[position] = self.mask_id, True, 0
+
     def ends(self, positions: Sequence[int]) -> bool:
         """Whether an EOS in a finished block ends the sample; what stands behind it is then padding."""
         found = [i for i in positions if self.canvas[i] in self.eos_ids]
@@ -414,3 +418,47 @@ def dream_ranks(
         if alg_temp:
             ranks[i] = ranks[i] / alg_temp - math.log(-math.log(drawn[i]))
     return ranks
+
+
+# --- wino -------------------------------------------------------------------------------------------------------------
+
+
+def with_shadows(sample: Sample, block: range) -> tuple[Tensor, dict[int, Tensor]]:
+    """One forward of the canvas and a shadow of each position of the block: probabilities of both."""
+    length, shadows = sample.length, list(block)
+    ids = [*sample.canvas, *[sample.mask_id] * len(shadows)]
+    rows = length + len(shadows)
+    sees = torch.zeros(1, 1, rows, rows, dtype=torch.bool)
+    sees[0, 0, :length, :length] = True
+    for n, i in enumerate(shadows):
+        for j in range(rows):
+            sees[0, 0, length + n, j] = j != i
+    sample.nfe += 1
+    pos = torch.tensor([[*range(length), *shadows]])
+    logits = sample.forward(torch.tensor([ids]), pos, sees)[0]
+    behind = sample.read(logits[length:])
+    return sample.read(logits[:length]), dict(zip(shadows, behind, strict=True))
+
+
+def wino(sample: Sample, *, threshold: float = 0.6, threshold_back: float = 0.9) -> None:
+    for block in sample.blocks():
+        last, checked = 30, set()
+        while masks := sample.masks(block):
+            p, shadow = with_shadows(sample, block)
+            order = by_falling(masks, lambda i, p=p: float(p[i].max()))
+            cap = min(max(int(0.7 * len(masks)), 5), 20)
+            draft = [i for i in order if float(p[i].max()) > float32(threshold)][:cap] or order[:1]
+            weak = []
+            if len(draft) > 1:
+                q = {i: float(shadow[i][sample.canvas[i]]) for i in sorted(checked)}
+                weak = [i for i in q if q[i] < float32(threshold_back)]
+                if len(weak) >= last:
+                    weak = sorted(weak, key=lambda i, q=q: (q[i], i))[: last - 1]
+            for i in draft:
+                sample.commit(i, first_argmax(p[i]))
+            for i in weak:
+                sample.remask(i)
+            checked = (checked | set(draft)) - set(weak)
+            last = len(draft)
+        if sample.ends(block):
+            return

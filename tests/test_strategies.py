@@ -444,3 +444,84 @@ def test_dream_as_published_ranks_what_temperature_and_limits_leave():
     exact = {"alg": "maskgit_plus", "steps": 2, "eps": 0}
     assert steps_of(half, "dream", 2, **exact) == [2, 1]
     assert steps_of(half, "dream", 2, parity="dream", **exact) == [1, 2]
+
+
+# --- wino -------------------------------------------------------------------------------------------------------------
+
+
+def drafts(shadow: dict[int, float], seen: list[Any] | None = None) -> Any:
+    """Four positions: .7 for the first two and, once those are filled, for the others; shadows as given.
+
+    Position i is predicted to be 3 + i, with the rest of the probability on 1, 2 and 7.
+    """
+
+    def model(input_ids, position_ids, attention_mask):
+        base = 5
+        if seen is not None:
+            seen.append((input_ids[0].tolist(), position_ids[0].tolist(), attention_mask[0, 0]))
+        logits = torch.full((*input_ids.shape, V), -1e9)
+        for row in range(1, input_ids.shape[1]):
+            i = int(position_ids[0, row]) - 1
+            c = 0.7 if i < 2 or bool((input_ids[0, 1:3] != 0).all()) else 0.3
+            c = shadow[i] if row >= base else c
+            logits[0, row, [1, 2, 7]], logits[0, row, 3 + i] = math.log((1 - c) / 3), math.log(c)
+        return logits
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("shadow", "options", "expected"),
+    [
+        ({0: 0.95, 1: 0.92}, {}, [1, 1, 2, 2]),
+        ({0: 0.50, 1: 0.95}, {}, [3, 1, 2, 2]),  # masked again, and decoded in the third forward
+        ({0: 0.50, 1: 0.40}, {}, [1, 3, 2, 2]),  # two were drafted before, so one at most
+        ({0: 0.50, 1: 0.40}, {"threshold_back": 0.45}, [1, 3, 2, 2]),
+        ({0: 0.50, 1: 0.40}, {"threshold_back": 0.3}, [1, 1, 2, 2]),
+        ({0: 0.50, 1: 0.40}, {"threshold": 0.7001}, [1, 2, 3, 4]),  # one a forward is never checked
+    ],
+)
+def test_wino_masks_again_what_its_shadow_does_not_confirm(shadow, options, expected):
+    shadow = {2: 0.1, 3: 0.1, **shadow}  # those two are never under check
+    assert steps_of(drafts(shadow), "wino", 4, **options) == expected
+
+
+def test_winos_shadows_see_all_but_their_own_position():
+    seen = []
+    steps_of(drafts({0: 0.95, 1: 0.95, 2: 0.9, 3: 0.9}, seen), "wino", 4)
+    first, (ids, pos, mask) = seen
+    assert first[0] == [5, 0, 0, 0, 0]  # nothing is under check yet
+    assert (ids, pos) == ([5, 3, 4, 0, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 1, 2, 3, 4])
+    assert mask[:5].tolist() == [[True] * 5 + [False] * 4] * 5
+    for i in range(1, 5):
+        assert mask[4 + i].tolist() == [j != i for j in range(9)]
+
+
+def test_wino_drafts_a_share_of_the_masks():
+    """Of sixteen sure tokens int(.7 * 16) = 11, then 5 of 5; of four all four; of forty 20."""
+    sure = [0.7 + i / 1000 for i in range(16)]
+    assert steps_of(confident(*sure), "wino", 16, threshold_back=0.0) == [2] * 5 + [1] * 11
+    assert steps_of(confident(*sure[:4]), "wino", 4) == [1] * 4
+    forty = steps_of(confident(*[0.7] * 40), "wino", 40, threshold_back=0.0)
+    assert [forty.count(step) for step in (1, 2, 3, 4)] == [20, 14, 5, 1]
+
+
+def test_wino_streams_blocks_and_tells_observers_of_masks():
+    events = []
+    model = drafts({0: 0.5, 1: 0.95, 2: 0.1, 3: 0.1})
+    steps_of(model, "wino", 4, observers=[events.append])
+    assert [(event.index, event.token) for event in events] == [([0, 1], [3, 4]), ([2, 3, 0], [5, 6, 0]), ([0], [3])]
+
+    class Streamer:
+        def __init__(self):
+            self.put_ids = []
+
+        def put(self, ids):
+            self.put_ids.append(ids.flatten().tolist())
+
+        def end(self):
+            pass
+
+    streamer = Streamer()
+    steps_of(model, "wino", 4, streamer=streamer)
+    assert streamer.put_ids == [[5], [3, 4, 5, 6]]

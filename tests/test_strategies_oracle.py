@@ -14,6 +14,8 @@ from plain_decoders import Sample
 from random_models import plain_forward, random_llama
 
 from leap_kernels import ModelSpec, decode
+from leap_kernels.strategies import STRATEGIES
+from leap_kernels.strategies.base import NO_SHIFT
 
 # What is compared on the bundled model: a name, the strategy's options, and settings of the canvas.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,6 +52,10 @@ CASES |= {
     "dream, entropy": ("dream", {"alg": "entropy", "steps": 24, "block_length": 48}),
     "dream, entropy at random": ("dream", {"alg": "entropy", "alg_temp": 0.5}),
     "dream, dream": ("dream", {"alg": "topk_margin", "steps": 30, "parity": "dream"}),
+}
+CASES |= {
+    "wino": ("wino", {}),
+    "wino, bold": ("wino", {"threshold": 0.3, "threshold_back": 0.95, "block_length": 24}),
 }
 SHORT = {"max_new_tokens": 48, "block_length": 16}
 PROMPTS = 40
@@ -146,6 +152,10 @@ OPTIONS: dict[str, Callable[[random.Random, int, int], dict[str, Any]]] = {
         "alg_temp": rng.choice([None, 0, 0.3]),
         "parity": rng.choice([None, "dream"]),
     },
+    "wino": lambda rng, blocks, new: {
+        "threshold": rng.choice([0.1, 0.3, 0.6]),
+        "threshold_back": rng.choice([0.2, 0.6, 0.9]),
+    },
     "entropy_threshold": lambda rng, blocks, new: {"threshold": rng.choice([0.1, 0.8, 1.5])},
 }
 
@@ -162,7 +172,7 @@ def check_random_case(strategy: str, seed: int) -> Any:
         mask_token_id=0,
         eos_token_ids=rng.choice([(), (1,), (1, 5)]),
         pad_token_id=rng.choice([None, 2]),
-        shift=rng.choice([0, 1]),
+        shift=0 if NO_SHIFT in STRATEGIES[strategy].needs else rng.choice([0, 1]),
         vocab_size=23,
     )
     suppress = tuple(rng.sample(range(3, 23), rng.randint(0, 2)))

@@ -12,6 +12,7 @@ from .klass import Klass
 from .leap import Leap
 from .prophet import Prophet
 from .threshold import Threshold
+from .wino import Wino
 
 __all__ = [
     "STRATEGIES",
@@ -29,9 +30,10 @@ __all__ = [
     "Strategy",
     "Threshold",
     "View",
+    "Wino",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     rule.name: rule
-    for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Dream, Leap)
+    for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Dream, Wino, Leap)
 }

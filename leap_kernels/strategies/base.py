@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CANDIDATES",
     "CANVAS",
+    "FULL_ATTENTION",
     "NEXT_BLOCK",
+    "NO_SHIFT",
     "BaseRule",
     "Decision",
     "Strategy",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
+NO_SHIFT, FULL_ATTENTION = "no shift", "full attention"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +99,8 @@ class Strategy:
     needs: ClassVar[frozenset[str]] = frozenset()
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
-    are read, which caches and block-causal models do not always compute."""
+    are read, which caches and block-causal models do not always compute. And models that it does not run on: "no shift"
+    refuses those with shifted logits, "full attention" those that are block-causal."""
     revises: ClassVar[bool] = False
     """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
     whole_canvas: ClassVar[bool] = False
