@@ -462,3 +462,98 @@ def wino(sample: Sample, *, threshold: float = 0.6, threshold_back: float = 0.9)
             last = len(draft)
         if sample.ends(block):
             return
+
+
+# --- lopa -------------------------------------------------------------------------------------------------------------
+
+
+def lopa(
+    sample: Sample,
+    *,
+    add_threshold: float = 0.1,
+    done_threshold: float = 0.95,
+    skip_threshold: float = 0.9,
+    confidence: str = "neg_entropy",
+    branches: int = 2,
+    branch_top_p: float = 1.0,
+    alpha: float = 0.0,
+    parity: str | None = None,
+) -> None:
+    """Each branch in a forward of its own, behind the rows of the canvas that it shares; that counts as one forward."""
+
+    def measure(p: Tensor, i: int) -> float:
+        row = sample.exact[i].tolist()
+        if confidence == "neg_entropy":
+            value = -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
+        elif confidence == "margin":
+            second, first = sorted(row)[-2:]
+            value = first - second
+        else:
+            value = max(row)
+        return value if parity else float32(value)
+
+    def share(block: range, masked: set[int]) -> float:
+        return (len(block) - len(masked & set(block))) / len(block)
+
+    waiting, opened, tried = sample.blocks(), [], []
+    clean = 0  # blocks in front that had no mask before the latest forward
+    while True:
+        masked = {i for block in opened for i in block if sample.masked[i]}
+        written = {sample.canvas[i] for block in opened for i in block if not sample.masked[i]}
+        closed = sample.early_stop and bool(written & set(sample.eos_ids))
+        if waiting and not closed and (not opened or share(opened[-1], masked) >= add_threshold):
+            opened.append(waiting.pop(0))
+            masked |= set(opened[-1])
+        if not masked:
+            sample.ends([i for block in opened for i in block])
+            return
+        end = opened[-1].stop
+        common = sample.start + sum(len(block) for block in opened[:clean])
+
+        sample.nfe += 1
+        best = None
+        for position, token, creation in [*tried, (None, None, 1.0)]:
+            mine = list(sample.canvas[:end])
+            still = sorted(masked - {position})
+            if position is None:
+                p = sample.read(sample.forward(torch.tensor([mine]), torch.arange(end)[None], dense(end))[0])
+            else:
+                mine[position] = token
+                p = sample.read(branch_logits(sample, mine, common, end))
+            values = {i: measure(p, i) for i in still}
+            lowest = sorted(values.values())[: max(1, int(len(still) * branch_top_p))]
+            score = 1.0
+            if still:
+                score = alpha * creation + (1 - alpha) * sum(lowest) / len(lowest)
+            if best is None or score > best[0]:
+                sure = {i: float((sample.exact if parity else p)[i].max()) for i in still}
+                best = score, position, token, values, sure, {i: first_argmax(p[i]) for i in still}
+        _, position, token, values, sure, tokens = best
+        if position is not None:
+            sample.commit(position, token)
+
+        filled = set()
+        for number, block in enumerate(opened):
+            mine = [i for i in block if i in values]
+            chosen = [i for i in mine if sure[i] > (skip_threshold if parity else float32(skip_threshold))]
+            enabled = number == 0 or share(opened[number - 1], set(values)) >= done_threshold
+            if not chosen and enabled:
+                chosen = by_falling(mine, values.get)[:1]
+            filled |= set(chosen)
+        for i in filled:
+            sample.commit(i, tokens[i])
+        left = by_falling([i for i in values if i not in filled], values.get)[:branches]
+        tried = [(i, tokens[i], values[i]) for i in left]
+        clean = next((n for n, block in enumerate(opened) if masked & set(block)), len(opened))
+
+
+def branch_logits(sample: Sample, mine: list[int], common: int, end: int) -> Tensor:
+    """The rows of a branch from `common` on, which see themselves and the rows of the canvas in front of them."""
+    ids = [*sample.canvas[:end], *mine[common:]]
+    sees = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.bool)
+    sees[0, 0, :end, :end] = True
+    sees[0, 0, end:, :common] = True
+    sees[0, 0, end:, end:] = True
+    pos = torch.tensor([[*range(end), *range(common, end)]])
+    logits = sample.forward(torch.tensor([ids]), pos, sees)[0]
+    return torch.cat([logits[:common], logits[end:]])

@@ -57,6 +57,11 @@ CASES |= {
     "wino": ("wino", {}),
     "wino, bold": ("wino", {"threshold": 0.3, "threshold_back": 0.95, "block_length": 24}),
 }
+CASES |= {
+    "lopa": ("lopa", {}),
+    "lopa, wide": ("lopa", {"branches": 4, "confidence": "margin", "alpha": 0.3, "branch_top_p": 0.5}),
+    "lopa, lopa": ("lopa", {"skip_threshold": 0.8, "confidence": "probability", "parity": "lopa", "block_length": 8}),
+}
 SHORT = {"max_new_tokens": 48, "block_length": 16}
 PROMPTS = 40
 
@@ -155,6 +160,16 @@ OPTIONS: dict[str, Callable[[random.Random, int, int], dict[str, Any]]] = {
     "wino": lambda rng, blocks, new: {
         "threshold": rng.choice([0.1, 0.3, 0.6]),
         "threshold_back": rng.choice([0.2, 0.6, 0.9]),
+    },
+    "lopa": lambda rng, blocks, new: {
+        "add_threshold": rng.choice([0.1, 0.5, 1.0]),
+        "done_threshold": rng.choice([0.3, 0.95]),
+        "skip_threshold": rng.choice([0.3, 0.6, 0.9]),
+        "confidence": rng.choice(["probability", "margin", "neg_entropy"]),
+        "branches": rng.choice([1, 2, 3, 5]),
+        "branch_top_p": rng.choice([0.0, 0.5, 1.0]),
+        "alpha": rng.choice([0.0, 0.5, 1.0]),
+        "parity": rng.choice([None, "lopa"]),
     },
     "entropy_threshold": lambda rng, blocks, new: {"threshold": rng.choice([0.1, 0.8, 1.5])},
 }

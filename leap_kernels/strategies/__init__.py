@@ -10,6 +10,7 @@ from .factor import Factor
 from .full import Full
 from .klass import Klass
 from .leap import Leap
+from .lopa import Lopa
 from .prophet import Prophet
 from .threshold import Threshold
 from .wino import Wino
@@ -26,6 +27,7 @@ __all__ = [
     "Full",
     "Klass",
     "Leap",
+    "Lopa",
     "Prophet",
     "Strategy",
     "Threshold",
@@ -35,5 +37,5 @@ __all__ = [
 
 STRATEGIES: dict[str, type[Strategy]] = {
     rule.name: rule
-    for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Dream, Wino, Leap)
+    for rule in (Full, Threshold, Factor, Entropy, EntropyThreshold, Klass, Prophet, Credit, Dream, Wino, Lopa, Leap)
 }
