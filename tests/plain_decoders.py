@@ -389,7 +389,7 @@ def dream(
                 chosen = [i for i in masks if last or drawn[i] < share.item()]
             else:
                 count = len(masks) if last else int(torch.tensor(float(len(masks))) * share)
-                chosen = by_falling(masks, dream_ranks(sample, p, masks, drawn, alg, alg_temp, parity).get)[:count]
+                chosen = by_falling(masks, dream_ranks(sample, masks, drawn, alg, alg_temp, parity).get)[:count]
             for i in chosen:
                 sample.commit(i, first_argmax(p[i]))
         if sample.ends(block):
@@ -398,7 +398,6 @@ def dream(
 
 def dream_ranks(
     sample: Sample,
-    p: Tensor,
     masks: list[int],
     drawn: dict[int, float],
     alg: str,
@@ -408,15 +407,13 @@ def dream_ranks(
     ranks = {}
     for i in masks:
         if alg == "maskgit_plus":
-            value = float((sample.exact if parity else p)[i].max())
+            value = float(sample.exact[i].max())
         elif alg == "topk_margin":
             first, second = sorted(sample.exact[i].tolist())[-2:][::-1]
             value = first - second
         else:
             value = -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
-        ranks[i] = value if parity else float32(value)
-        if alg_temp:
-            ranks[i] = ranks[i] / alg_temp - math.log(-math.log(drawn[i]))
+        ranks[i] = value / alg_temp - math.log(-math.log(drawn[i])) if alg_temp else value
     return ranks
 
 
@@ -481,16 +478,11 @@ def lopa(
 ) -> None:
     """Each branch in a forward of its own, behind the rows of the canvas that it shares; that counts as one forward."""
 
-    def measure(p: Tensor, i: int) -> float:
-        row = sample.exact[i].tolist()
+    def measure(i: int) -> float:
         if confidence == "neg_entropy":
-            value = -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
-        elif confidence == "margin":
-            second, first = sorted(row)[-2:]
-            value = first - second
-        else:
-            value = max(row)
-        return value if parity else float32(value)
+            return -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
+        second, first = sorted(sample.exact[i].tolist())[-2:]
+        return first - second if confidence == "margin" else first
 
     def share(block: range, masked: set[int]) -> float:
         return (len(block) - len(masked & set(block))) / len(block)
@@ -520,7 +512,7 @@ def lopa(
             else:
                 mine[position] = token
                 p = sample.read(branch_logits(sample, mine, common, end))
-            values = {i: measure(p, i) for i in still}
+            values = {i: measure(i) for i in still}
             lowest = sorted(values.values())[: max(1, int(len(still) * branch_top_p))]
             score = 1.0
             if still:

@@ -22,7 +22,7 @@ from .base import (
     ranks,
     steps_per_block,
 )
-from .confidence import confidence, tempered_confidence
+from .confidence import confidence
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
@@ -94,12 +94,8 @@ class Dream(Strategy):
 
     def _rank(self, stats: RowStatistics, view: View) -> Tensor:
         """(B, T) what goes first."""
-        kind, never = RANKED_BY[self.alg], stats.forward.suppress
-        token = stats.flat(stats.top1)
-        if self.parity:
-            rank = tempered_confidence(kind, stats.logits, token.clamp(min=0), view, never)
-        else:
-            rank = confidence(kind, stats.logits, stats.flat(stats.prob1), stats.flat(stats.entropy), never)
+        token, never = stats.flat(stats.top1), stats.forward.suppress
+        rank = confidence(RANKED_BY[self.alg], stats.logits, token, view, never, published=self.parity is not None)
         if not self.alg_temp:
             return stats.spread(rank)
         # The highest of log-probability and Gumbel noise are a draw without replacement.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops import BRANCH, CONFIDENT, CONVERGED, FORCED, PADDING, Superposed
 from ..statistics import RowStatistics
 from .base import FULL_ATTENTION, Decision, Strategy, View, check_choice, check_count, check_range, ranks
-from .confidence import CONFIDENCES, confidence, tempered_confidence
+from .confidence import CONFIDENCES, confidence
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
@@ -89,10 +89,12 @@ class Lopa(Strategy):
         there = view.targets >= 0
         at, row = state.where(view)
         sample, _, slot = at
-        logits = stats.forward.appended(sample, row.clamp(min=0))
         column = view.targets[sample, slot].long()
-        in_front = row < 0  # in shifted models the first one is predicted by a row that branches share
-        logits[in_front] = stats.forward.logits(sample[in_front], column[in_front])
+        logits = stats.forward.appended(sample, row.clamp(min=0))
+        # In shifted models a row that branches share predicts the first one: for all of them the same, to the last bit.
+        canvas_row = torch.zeros(there.shape, dtype=torch.int64, device=row.device)
+        canvas_row.view(-1)[stats.place] = torch.arange(len(stats.place), device=row.device)
+        logits = torch.where((row < 0)[:, None], stats.logits[canvas_row[sample, slot]], logits)
         top = stats.forward.predict(logits, sample, column)
         target = stats.place - stats.sample * there.shape[1]
         canvas = torch.full_like(target, self.branches)
@@ -100,13 +102,10 @@ class Lopa(Strategy):
         both = torch.cat([logits, stats.logits])
         token = torch.cat([top.top1, stats.flat(stats.top1)])
         prob = torch.cat([top.prob1, stats.flat(stats.prob1)])
-        entropy = torch.cat([top.entropy, stats.flat(stats.entropy)])
-        never = stats.forward.suppress
-        if self.parity:
-            prob = tempered_confidence("probability", both, token.clamp(min=0), view, never)
-            score = tempered_confidence(self.confidence, both, token.clamp(min=0), view, never)
-        else:
-            score = confidence(self.confidence, both, prob, entropy, never)
+        never, published = stats.forward.suppress, self.parity is not None
+        if published:
+            prob = confidence("probability", both, token, view, never, published=True)
+        score = confidence(self.confidence, both, token, view, never, published=published)
         greedy = token
         if view.temperature > 0:
             greedy = both.float().index_fill(1, never, float("-inf")).argmax(1)
@@ -189,7 +188,7 @@ class _State:
             share = 1 - masks[last] / (end - last * size)
             closed = has_eos and view.early_stop
             ends.append(min(end + size, self.total[i]) if share >= add_threshold and not closed else end)
-            self.clean[i] = next((b for b, count in enumerate(masks) if count), len(masks))
+            self.clean[i] = next((b for b in range(last) if masks[b]), last + (not masks[last]))
         canvas.reach(ends)
 
     def rows(self, view: View) -> Superposed:
