@@ -525,3 +525,114 @@ def test_wino_streams_blocks_and_tells_observers_of_masks():
     streamer = Streamer()
     steps_of(model, "wino", 4, streamer=streamer)
     assert streamer.put_ids == [[5], [3, 4, 5, 6]]
+
+
+# --- lopa -------------------------------------------------------------------------------------------------------------
+
+
+def walk(*confidences: float, calls: list[Any] | None = None) -> Any:
+    """As `confident`, and keeps each forward's ids, positions and mask (of the first sample) in `calls`."""
+    inner = confident(*confidences)
+
+    def model(input_ids, position_ids, attention_mask):
+        if calls is not None:
+            calls.append((input_ids[0].tolist(), position_ids[0].tolist(), attention_mask[0, 0].tolist()))
+        return inner(input_ids, position_ids, attention_mask)
+
+    return model
+
+
+PROBABILITY = {"confidence": "probability", "branches": 1}
+
+
+def test_lopa_opens_a_block_when_the_last_one_is_filled_enough():
+    """Blocks of four. Of each two are sure; the others are tried one by one, by the branch and by the canvas."""
+    calls = []
+    model = walk(0.95, 0.95, 0.6, 0.5, 0.95, 0.95, 0.8, 0.7, calls=calls)
+    got = steps_of(model, "lopa", 8, block_length=4, add_threshold=0.5, **PROBABILITY)
+    # Forward 1 sees one block and commits its sure ones. Half of it is filled: 2 sees both blocks. Its branch, with .6
+    # written, scores (.95 + .95 + .8 + .7 + .5) / 5 = .78, the canvas .75. The branch is walked on: .6 by it, then the
+    # two sure ones, and .5, which the first block has left. In 3 the branch has .7 left, and the canvas .75 on average.
+    assert got == [1, 1, 2, 2, 2, 2, 3, 4]
+    assert [len(ids) for ids, *_ in calls] == [5, 9 + 8, 9 + 8, 9 + 4]
+    late = steps_of(walk(0.95, 0.95, 0.6, 0.5, 0.95, 0.95, 0.8, 0.7), "lopa", 8, block_length=4, add_threshold=0.6,
+                    **PROBABILITY)  # fmt: skip
+    # 2: .5 for the branch, .55 for the canvas, .6 by it: three quarters. 3: .85 and .78, so .5 by the branch.
+    assert late == [1, 1, 2, 3, 3, 3, 4, 5]
+
+
+def test_lopas_second_block_waits_for_the_first_one_to_be_done():
+    """Nothing is sure: a forward commits the best of the first block, and of the second once the first is at 3/4."""
+    model = walk(0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
+    options = {"block_length": 4, "add_threshold": 0.25, "alpha": 1.0, **PROBABILITY}  # alpha 1: the canvas always wins
+    assert steps_of(model, "lopa", 8, done_threshold=0.75, **options) == [4, 3, 2, 1, 7, 6, 5, 4]
+    assert steps_of(model, "lopa", 8, done_threshold=0.25, **options) == [4, 3, 2, 1, 5, 4, 3, 2]
+    assert steps_of(model, "lopa", 8, done_threshold=1.0, **options) == [4, 3, 2, 1, 8, 7, 6, 5]
+
+
+def test_lopas_branches_are_rows_that_see_themselves_and_what_is_in_front():
+    """Two branches of one block of three; then of two blocks, of which the first was clean in the forward before."""
+    calls = []
+    model = walk(0.95, 0.6, 0.5, 0.4, 0.3, 0.2, calls=calls)
+    steps_of(model, "lopa", 6, block_length=3, add_threshold=1.0, confidence="probability", branches=2, alpha=1.0)
+    ids, pos, mask = calls[1]
+    assert ids == [5, 3, 0, 0, 3, 4, 0, 3, 0, 5]
+    assert pos == [0, 1, 2, 3] + [1, 2, 3] * 2
+    canvas, first, second = [True] * 4 + [False] * 6, [0, 4, 5, 6], [0, 7, 8, 9]
+    assert mask[:4] == [canvas] * 4
+    assert mask[4:7] == [[j in first for j in range(10)]] * 3
+    assert mask[7:] == [[j in second for j in range(10)]] * 3
+    # Forwards 2 and 3 fill the first block. 4 opens the second, with nothing left to try; in it the first is clean, so
+    # the branches of 5 begin behind it.
+    assert [len(ids) for ids, *_ in calls] == [4, 4 + 6, 4 + 3, 7, 7 + 6, 7 + 3]
+    ids, pos, mask = calls[4]
+    assert pos[7:] == [4, 5, 6] * 2
+    assert mask[7] == [j in (0, 1, 2, 3, 7, 8, 9) for j in range(13)]
+
+
+def test_lopa_scores_branches():
+    """The lowest masks of a branch, or the written token, or 1 where nothing is left; ties go to the first branch."""
+
+    def order(*confidences: float, **options: Any) -> tuple[list[int], list[int]]:
+        out = decode(
+            walk(*confidences), torch.tensor([5]), spec=SPEC, strategy="lopa", max_new_tokens=len(confidences),
+            confidence="probability", **options,
+        )  # fmt: skip
+        return out.history.step[0].tolist(), out.history.reason[0].tolist()
+
+    # After .8, branches write .7 and .6, and have .6 .55 and .7 .55 left, the canvas .7 .6 .55: .575, .625 and .617. A
+    # branch's token has reason 2, a block's best 3.
+    assert order(0.8, 0.7, 0.6, 0.55) == ([1, 2, 2, 3], [3, 3, 2, 2])
+    # The lowest is .55 in all of them, and the first branch wins.
+    assert order(0.8, 0.7, 0.6, 0.55, branch_top_p=0.0) == ([1, 2, 2, 3], [3, 2, 3, 2])
+    # With the written token's confidence, 1 for the canvas, that wins until a branch has no masks left: 1 as well.
+    assert order(0.8, 0.7, 0.6, 0.55, alpha=1.0) == ([1, 2, 3, 4], [3, 3, 3, 2])
+    assert order(0.8, 0.7, 0.6, 0.55, alpha=0.5, branches=1) == ([1, 2, 3, 4], [3, 3, 3, 2])  # .7 + .575 < 1 + .617
+
+
+def test_lopa_ends_at_an_eos_and_opens_nothing_behind_it():
+    calls = []
+    model = walk(0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, calls=calls)  # 3 4 5 6 7 3 4 5 6
+    spec = ModelSpec(mask_token_id=0, vocab_size=V, eos_token_ids=(7,), pad_token_id=2)
+    options = {"spec": spec, "strategy": "lopa", "max_new_tokens": 9, "block_length": 3}
+    out = decode(model, torch.tensor([5]), **options)
+    assert out.generated[0].tolist() == [3, 4, 5, 6, 7, 2, 2, 2, 2]
+    assert out.new_tokens.tolist() == [5]
+    assert out.history.step[0].tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+    assert out.token_forwards.tolist() == [4 + 7]
+    assert out.nfe.tolist() == [2]
+    out = decode(model, torch.tensor([5]), early_stop=False, **options)
+    assert out.history.step[0].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_lopa_as_published_ranks_in_the_logits_dtype():
+    """In bfloat16 .9994 and .9997 are both 1, and the first goes first."""
+    near = torch.full((3, V), -1e9)
+    near[1, 3], near[2, 3], near[1:, 4] = 7.5, 8.0, 0.0
+
+    def half(input_ids, position_ids, attention_mask):
+        return near[position_ids].bfloat16()
+
+    options = {"skip_threshold": 1.0, "alpha": 1.0, **PROBABILITY}
+    assert steps_of(half, "lopa", 2, **options) == [2, 1]
+    assert steps_of(half, "lopa", 2, parity="lopa", **options) == [1, 2]
