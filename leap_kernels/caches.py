@@ -45,7 +45,7 @@ class Cache:
         ids, pos, kind, hide = canvas.ids, canvas.pos, canvas.kind, canvas.hide
         if size:
             kind = _known(canvas, stops)
-            ids, pos, kind, hide = (t[:, : max(stops)] for t in (ids, pos, kind, hide))
+        ids, pos, kind, hide = (t[:, : max(stops)] for t in (ids, pos, kind, hide))
         computed = [stop - first for first, stop in zip(firsts, stops, strict=True)]
         return Rows(ids, pos, kind, hide, base=ids.shape[1], block_causal=size), computed
 
@@ -78,9 +78,9 @@ class _Storing(Cache):
         at = column.clamp(min=0)
         kind = canvas.kind.gather(1, at).masked_fill(~there, PADDING)
         rows = Rows(
-            canvas.ids.gather(1, at), canvas.pos.gather(1, at), kind, torch.full_like(kind, -1),
+            canvas.ids.gather(1, at), canvas.pos.gather(1, at), kind, canvas.hide.gather(1, at),
             base=column.shape[1], block_causal=canvas.spec.block_causal_length, column=column,
-            stored=Stored(self.store, canvas.pos, _known(canvas, _whole(canvas)[1])),
+            stored=Stored(self.store, canvas.pos, _known(canvas, _whole(canvas)[1]), canvas.hide),
         )  # fmt: skip
         return rows, computed
 
@@ -113,7 +113,8 @@ class Prefix(_Storing):
     """Keys and values in front of the block stay; block and everything behind it are recomputed."""
 
     def _range(self, canvas: Canvas, i: int) -> tuple[int, int]:
-        return canvas.prompt + canvas.span(i, canvas.block[i])[0], canvas.prompt + canvas.n_new[i]
+        first = canvas.shared[i] if canvas.shared is not None else canvas.span(i, canvas.block[i])[0]
+        return canvas.prompt + first, canvas.prompt + canvas.n_new[i]
 
 
 class Dual(_Storing):

@@ -74,6 +74,9 @@ class Canvas:
     """(B, 1) int64: first generated column of the current block, counted from P."""
     stop: Tensor
     """(B, 1) int64: past its last."""
+    shared: list[int] | None = None
+    """Generated columns in front, counted from P, that branches share with the base rows: they see no later base row.
+    None for rules without branches."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: list[int], block_length: int, spec: ModelSpec) -> Canvas:
@@ -173,8 +176,12 @@ class Canvas:
 
     @property
     def hide(self) -> Tensor:
-        """(B, P + N) int32: base rows hide nothing."""
-        return torch.full_like(self.pos, -1)
+        """(B, P + N) int32: 0 on base rows that branches do not see, -1 on all others."""
+        if self.shared is None:
+            return torch.full_like(self.pos, -1)
+        first = self.prompt + torch.tensor(self.shared, device=self.device)[:, None]
+        own = torch.arange(self.ids.shape[1], device=self.device) >= first
+        return torch.where(own, 0, -1).to(torch.int32)
 
     def span(self, i: int, block: int) -> tuple[int, int]:
         """First and past-the-last generated column (counted from P) of a sample's block; empty past the end."""
@@ -249,6 +256,14 @@ class Canvas:
         ]
         self.enter_blocks(range(len(self.sample)))
 
+    def reach(self, ends: list[int]) -> None:
+        """Have each sample end at these generated columns, for now, in one block: those behind are padding."""
+        self.n_new = list(ends)
+        self.blocks = [[Block(0, end, end)] for end in ends]
+        self.stop = torch.tensor(self.n_new, device=self.device)[:, None]
+        there = torch.arange(self.new_tokens, device=self.device) < self.stop
+        self.kind[:, self.prompt :] = torch.where(there, BASE, PADDING).to(torch.int32)
+
     def advance(self, moved: list[int]) -> None:
         """Move these samples to their next blocks."""
         for i in moved:
@@ -272,6 +287,8 @@ class Canvas:
             setattr(self, name, getattr(self, name).index_select(0, index))
         for name in ("sample", "n_prompt", "n_new", "blocks", "block", "left", "entered", "forwards"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])
+        if self.shared is not None:
+            self.shared = [self.shared[i] for i in keep]
 
 
 def _filler(spec: ModelSpec) -> int:

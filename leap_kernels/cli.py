@@ -60,7 +60,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 _STORY = "Ben has 16 books. He buys 7. He sells 3. How many books does Ben have?"
 # Those of strategies.STRATEGIES, whose import would have `--help` wait for torch.
-_STRATEGIES = "leap (default), full, threshold, factor, entropy, entropy_threshold, klass, prophet, credit"
+_STRATEGIES = (
+    "leap (default), full, threshold, factor, entropy, entropy_threshold, klass, prophet, credit, dream, wino, lopa"
+)
 _CODE = "Write a function that adds 3, doubles it, subtracts 4, and test it twice."
 
 

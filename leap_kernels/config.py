@@ -32,7 +32,7 @@ class DecodeConfig:
     the LEAP paper's (GSM8K). The bundled model recommends 96."""
     block_length: int | None = None
     """Positions decoded together, left to right block by block, at least 1. None: what the model recommends, or else
-    the 32 of the LEAP paper; with `infill` all masks at once."""
+    the 32 of the LEAP paper; strategies that know no blocks then take the whole canvas, `infill` all masks at once."""
     infill: bool = False
     """Fill the mask tokens that stand inside the prompts, wherever they are, and generate nothing behind them. EOS and
     `early_stop` then mean nothing. Masked language models recommend it."""
@@ -156,6 +156,7 @@ def resolve(
         raise ConfigError(f"the model recommends settings that nobody knows: {', '.join(unheard_of)}.")
     given = {**recommended, **overrides}
     says_length = "max_new_tokens" in overrides or (config or DecodeConfig()).max_new_tokens != 256
+    says_block = overrides.get("block_length") is not None or (config is not None and config.block_length is not None)
     config = dataclasses.replace(
         config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
     )
@@ -181,6 +182,9 @@ def resolve(
         options = {name: value for name, value in recommended.items() if name in known - shared} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
+    if strategy.whole_canvas and not says_block and not config.infill:
+        length = config.max_new_tokens
+        config = dataclasses.replace(config, block_length=length if isinstance(length, int) else max(length))
     check_range("eta", strategy.eta, 1 / 64, 1)  # of a rule that does not check it itself
     return config, strategy
 

@@ -30,7 +30,7 @@ from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
 from .strategies import Decision, Strategy, View
-from .strategies.base import CANDIDATES, CANVAS, NEXT_BLOCK
+from .strategies.base import CANDIDATES, CANVAS, FULL_ATTENTION, NEW_TOKENS, NEXT_BLOCK, NO_SHIFT
 from .streaming import Stream
 
 __all__ = ["decode"]
@@ -122,8 +122,16 @@ def _decode(
     if CANVAS in strategy.needs and (spec.block_causal_length or config.cache != "none"):
         why = "block-causal models do not" if spec.block_causal_length else f"cache={config.cache!r} does not"
         raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
-    if CANVAS in strategy.needs and config.infill:
-        raise ConfigError(f"strategy {strategy.name!r} looks at the answer behind the prompt; infill=True has none.")
+    if NEW_TOKENS in strategy.needs and config.infill:
+        raise ConfigError(f"strategy {strategy.name!r} decodes what is behind the prompt; with infill=True nothing is.")
+    for need, kind, has in (
+        (NO_SHIFT, "with shifted logits", spec.shift),
+        (FULL_ATTENTION, "that are block-causal", spec.block_causal_length),
+    ):
+        if has and need in strategy.needs:
+            raise ConfigError(
+                f"strategy {strategy.name!r} does not run on models {kind} (docs/strategies.md says why)."
+            )
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
     if not config.infill and any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=3)
@@ -321,6 +329,9 @@ class _Loop:
             self.seeds,
             self.now,
             self.config.temperature,
+            self.config.top_p,
+            self.config.top_k,
+            self.config.early_stop,
         )
 
     def _deciding(self, targets: Tensor, rows: Rows) -> _Deciding:

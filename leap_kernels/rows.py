@@ -62,7 +62,7 @@ class Rows:
         """(B, S) int32 each: position, kind and hide of what can be seen, by slot."""
         if self.stored is None:
             return self.pos, self.kind, self.hide
-        hide = torch.full_like(self.stored.pos, -1)
+        hide = torch.full_like(self.stored.pos, -1) if self.stored.hide is None else self.stored.hide
         columns = (self.stored.pos, self.stored.kind, hide)
         appended = (self.pos[:, self.base :], self.kind[:, self.base :], self.hide[:, self.base :])
         pos, kind, hide = (torch.cat(pair, 1) for pair in zip(columns, appended, strict=True))

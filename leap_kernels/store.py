@@ -62,3 +62,5 @@ class Stored:
     """(B, L) int32: position of each column."""
     kind: Tensor
     """(B, L) int32: 0 where a column has keys and values, -1 elsewhere."""
+    hide: Tensor | None = None
+    """(B, L) int32: 0 on columns that branches do not see, -1 on others; None is -1 everywhere."""

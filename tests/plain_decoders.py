@@ -71,6 +71,10 @@ class Sample:
         assert self.masked[position]
         self.canvas[position], self.masked[position], self.steps[position] = token, False, self.nfe
 
+    def remask(self, position: int) -> None:
+        assert position >= self.start
+        self.canvas[position], self.masked[position], self.steps[position] = self.mask_id, True, 0
+
     def ends(self, positions: Sequence[int]) -> bool:
         """Whether an EOS in a finished block ends the sample; what stands behind it is then padding."""
         found = [i for i in positions if self.canvas[i] in self.eos_ids]
@@ -268,10 +272,10 @@ def klass(
                     )
                 kept[i] = [*kept[i][1:], kl if parity else float32(kl)]
             before = exact
-            c = {i: float((exact if parity else p)[i].max()) for i in masks}
-            limit, bound = (kl_threshold, conf_threshold) if parity else map(float32, (kl_threshold, conf_threshold))
+            c = {i: float(exact[i].max()) for i in masks}
+            limit = kl_threshold if parity else float32(kl_threshold)
             stable = [i for i in masks if all(kl < limit for kl in kept[i]) and j >= history - 1]
-            ready = [i for i in stable if c[i] > bound]
+            ready = [i for i in stable if c[i] > conf_threshold]
             if ready and select != "all":
                 preference = {
                     "confident": c.get,
@@ -355,3 +359,193 @@ def credit(
                     sample.commit(i, y[i])
         if sample.ends(block):
             return
+
+
+# --- dream ------------------------------------------------------------------------------------------------------------
+
+
+def dream(
+    sample: Sample,
+    *,
+    alg: str = "origin",
+    steps: int | None = None,
+    eps: float = 1e-3,
+    alg_temp: float | None = None,
+    parity: str | None = None,
+) -> None:
+    blocks = sample.blocks()
+    for block in blocks:
+        per_block = steps // len(blocks) if steps else len(block)
+        time = torch.linspace(1, eps, per_block + 1, dtype=torch.float32)
+        for j in range(per_block):
+            masks = sample.masks(block)
+            if not masks:
+                break
+            p = sample.run()
+            last = j == per_block - 1
+            share = 1 - time[j + 1] / time[j]
+            drawn = {i: hashed(sample.seed, sample.nfe, i, -1) for i in masks}
+            if alg == "origin":
+                chosen = [i for i in masks if last or drawn[i] < share.item()]
+            else:
+                count = len(masks) if last else int(torch.tensor(float(len(masks))) * share)
+                chosen = by_falling(masks, dream_ranks(sample, masks, drawn, alg, alg_temp, parity).get)[:count]
+            for i in chosen:
+                sample.commit(i, first_argmax(p[i]))
+        if sample.ends(block):
+            return
+
+
+def dream_ranks(
+    sample: Sample,
+    masks: list[int],
+    drawn: dict[int, float],
+    alg: str,
+    alg_temp: float | None,
+    parity: str | None,
+) -> dict[int, float]:
+    ranks = {}
+    for i in masks:
+        if alg == "maskgit_plus":
+            value = float(sample.exact[i].max())
+        elif alg == "topk_margin":
+            first, second = sorted(sample.exact[i].tolist())[-2:][::-1]
+            value = first - second
+        else:
+            value = -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
+        ranks[i] = value / alg_temp - math.log(-math.log(drawn[i])) if alg_temp else value
+    return ranks
+
+
+# --- wino -------------------------------------------------------------------------------------------------------------
+
+
+def with_shadows(sample: Sample, block: range) -> tuple[Tensor, dict[int, Tensor]]:
+    """One forward of the canvas and a shadow of each position of the block: probabilities of both."""
+    length, shadows = sample.length, list(block)
+    ids = [*sample.canvas, *[sample.mask_id] * len(shadows)]
+    rows = length + len(shadows)
+    sees = torch.zeros(1, 1, rows, rows, dtype=torch.bool)
+    sees[0, 0, :length, :length] = True
+    for n, i in enumerate(shadows):
+        for j in range(rows):
+            sees[0, 0, length + n, j] = j != i
+    sample.nfe += 1
+    pos = torch.tensor([[*range(length), *shadows]])
+    logits = sample.forward(torch.tensor([ids]), pos, sees)[0]
+    behind = sample.read(logits[length:])
+    return sample.read(logits[:length]), dict(zip(shadows, behind, strict=True))
+
+
+def wino(sample: Sample, *, threshold: float = 0.6, threshold_back: float = 0.9) -> None:
+    for block in sample.blocks():
+        last, checked = 30, set()
+        while masks := sample.masks(block):
+            p, shadow = with_shadows(sample, block)
+            order = by_falling(masks, lambda i, p=p: float(p[i].max()))
+            cap = min(max(int(0.7 * len(masks)), 5), 20)
+            draft = [i for i in order if float(p[i].max()) > float32(threshold)][:cap] or order[:1]
+            weak = []
+            if len(draft) > 1:
+                q = {i: float(shadow[i][sample.canvas[i]]) for i in sorted(checked)}
+                weak = [i for i in q if q[i] < float32(threshold_back)]
+                if len(weak) >= last:
+                    weak = sorted(weak, key=lambda i, q=q: (q[i], i))[: last - 1]
+            for i in draft:
+                sample.commit(i, first_argmax(p[i]))
+            for i in weak:
+                sample.remask(i)
+            checked = (checked | set(draft)) - set(weak)
+            last = len(draft)
+        if sample.ends(block):
+            return
+
+
+# --- lopa -------------------------------------------------------------------------------------------------------------
+
+
+def lopa(
+    sample: Sample,
+    *,
+    add_threshold: float = 0.1,
+    done_threshold: float = 0.95,
+    skip_threshold: float = 0.9,
+    confidence: str = "neg_entropy",
+    branches: int = 2,
+    branch_top_p: float = 1.0,
+    alpha: float = 0.0,
+    parity: str | None = None,
+) -> None:
+    """Each branch in a forward of its own, behind the rows of the canvas that it shares; that counts as one forward."""
+
+    def measure(i: int) -> float:
+        if confidence == "neg_entropy":
+            return -entropy_of(sample.exact[i], 1e-10 if parity else 0.0)
+        second, first = sorted(sample.exact[i].tolist())[-2:]
+        return first - second if confidence == "margin" else first
+
+    def share(block: range, masked: set[int]) -> float:
+        return (len(block) - len(masked & set(block))) / len(block)
+
+    waiting, opened, tried = sample.blocks(), [], []
+    clean = 0  # blocks in front that had no mask before the latest forward
+    while True:
+        masked = {i for block in opened for i in block if sample.masked[i]}
+        written = {sample.canvas[i] for block in opened for i in block if not sample.masked[i]}
+        closed = sample.early_stop and bool(written & set(sample.eos_ids))
+        if waiting and not closed and (not opened or share(opened[-1], masked) >= add_threshold):
+            opened.append(waiting.pop(0))
+            masked |= set(opened[-1])
+        if not masked:
+            sample.ends([i for block in opened for i in block])
+            return
+        end = opened[-1].stop
+        common = sample.start + sum(len(block) for block in opened[:clean])
+
+        sample.nfe += 1
+        best = None
+        for position, token, creation in [*tried, (None, None, 1.0)]:
+            mine = list(sample.canvas[:end])
+            still = sorted(masked - {position})
+            if position is None:
+                p = sample.read(sample.forward(torch.tensor([mine]), torch.arange(end)[None], dense(end))[0])
+            else:
+                mine[position] = token
+                p = sample.read(branch_logits(sample, mine, common, end))
+            values = {i: measure(i) for i in still}
+            lowest = sorted(values.values())[: max(1, int(len(still) * branch_top_p))]
+            score = 1.0
+            if still:
+                score = alpha * creation + (1 - alpha) * sum(lowest) / len(lowest)
+            if best is None or score > best[0]:
+                sure = {i: float((sample.exact if parity else p)[i].max()) for i in still}
+                best = score, position, token, values, sure, {i: first_argmax(p[i]) for i in still}
+        _, position, token, values, sure, tokens = best
+        if position is not None:
+            sample.commit(position, token)
+
+        filled = set()
+        for number, block in enumerate(opened):
+            mine = [i for i in block if i in values]
+            chosen = [i for i in mine if sure[i] > (skip_threshold if parity else float32(skip_threshold))]
+            enabled = number == 0 or share(opened[number - 1], set(values)) >= done_threshold
+            if not chosen and enabled:
+                chosen = by_falling(mine, values.get)[:1]
+            filled |= set(chosen)
+        for i in filled:
+            sample.commit(i, tokens[i])
+        left = by_falling([i for i in values if i not in filled], values.get)[:branches]
+        tried = [(i, tokens[i], values[i]) for i in left]
+        clean = next((n for n, block in enumerate(opened) if masked & set(block)), len(opened))
+
+
+def branch_logits(sample: Sample, mine: list[int], common: int, end: int) -> Tensor:
+    """The rows of a branch from `common` on, which see themselves and the rows of the canvas in front of them."""
+    ids = [*sample.canvas[:end], *mine[common:]]
+    sees = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.bool)
+    sees[0, 0, :end, :end] = True
+    sees[0, 0, end:, :common] = True
+    sees[0, 0, end:, end:] = True
+    pos = torch.tensor([[*range(end), *range(common, end)]])
+    logits = sample.forward(torch.tensor([ids]), pos, sees)[0]
+    return torch.cat([logits[:common], logits[end:]])

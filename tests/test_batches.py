@@ -20,14 +20,20 @@ from torch import Tensor
 import leap_kernels.strategies
 from leap_kernels import ModelSpec, decode
 from leap_kernels.caches import CACHES
-from leap_kernels.strategies.base import CANVAS
+from leap_kernels.strategies.base import CANVAS, FULL_ATTENTION, NO_SHIFT
 
 
 def combinations() -> Iterator[tuple[str, str]]:
-    """Every rule on every cache; rules that read the whole canvas run on none."""
-    for name, options in STRATEGIES.items():
-        needs = leap_kernels.strategies.STRATEGIES[options["strategy"]].needs
-        yield from ((name, cache) for cache in CACHES if cache == "none" or CANVAS not in needs)
+    """Every rule on every cache that it runs on."""
+    for name in STRATEGIES:
+        for cache in CACHES:
+            refusing = set() if cache == "none" else {CANVAS, FULL_ATTENTION} if cache == "block" else {CANVAS}
+            if not refusing & needs_of(name):
+                yield name, cache
+
+
+def needs_of(name: str) -> frozenset[str]:
+    return leap_kernels.strategies.STRATEGIES[STRATEGIES[name]["strategy"]].needs
 
 
 ALL = list(combinations())
@@ -73,7 +79,7 @@ def compare(model: Any, prompts: list[Tensor], **options: Any) -> Any:
 
 def compare_in_float64(name: str, cache: str, shift: int) -> None:
     options = {"cache": cache, "max_new_tokens": 11, "block_length": 4} | STRATEGIES[name]
-    options["spec"] = spec_of(cache, shift)
+    options["spec"] = spec_of(cache, 0 if NO_SHIFT in needs_of(name) else shift)
     for model in (random_llama(5, sharpness=6.0), in_eighths(random_llama(6, sharpness=8.0))):
         compare(model, prompts_of(5), **options)
 

@@ -7,10 +7,14 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import itertools
+import types
 
+import plain_decoders
 import pytest
 import torch
-from random_models import SPEC, random_llama
+from plain_decoders import Sample
+from random_models import SPEC, plain_forward, random_llama
 
 from leap_kernels import compat, decode
 from leap_kernels.errors import ConfigError, InputError, ModelError
@@ -214,7 +218,92 @@ def test_what_is_not_supported_is_refused_before_the_first_forward(model, functi
     assert not calls
 
 
-@pytest.mark.parametrize("module", ["leap_kernels.compat.fast_dllm", "leap_kernels.compat.llada"])
+# --- Dream ------------------------------------------------------------------------------------------------------------
+
+DREAM = {"max_new_tokens": 12, "steps": 8, "mask_token_id": 0}
+
+
+def test_dream_is_its_published_algorithm(model):
+    """The independent decoder of plain_decoders.py, on prompts padded on the left, with shifted logits."""
+    shifted = random_llama(5, sharpness=6.0)
+    shifted.leap_spec = dataclasses.replace(SPEC, shift=1)
+    assert plain(compat.dream.diffusion_generate) == "model, inputs=None, generation_config=None, kwargs"
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    ids, mask = torch.tensor([[5, 6, 7, 8], [2, 2, 9, 10]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    for alg in ("maskgit_plus", "topk_margin", "entropy"):
+        for m in (model, shifted):
+            x = compat.dream.diffusion_generate(m, ids, attention_mask=mask, alg=alg, **DREAM)
+            assert torch.equal(x[:, :4], ids)
+            for i, prompt in enumerate(prompts):
+                sample = Sample(
+                    plain_forward(m), prompt, mask_id=0, max_new_tokens=12, block_length=12, early_stop=False,
+                    shift=m.leap_spec.shift,
+                )  # fmt: skip
+                plain_decoders.dream(sample, alg=alg, steps=8, parity="dream")
+                assert x[i, 4:].tolist() == sample.tokens
+
+
+def test_dream_takes_settings_from_config_and_keywords(model):
+    prompt = torch.tensor([[5, 6, 7]])
+    config = types.SimpleNamespace(**DREAM, alg="entropy", temperature=0.0, top_p=None, output_history=True)
+    x = compat.dream.diffusion_generate(model, prompt, config)
+    assert torch.equal(x, compat.dream.diffusion_generate(model, prompt, alg="entropy", **DREAM))
+    out = compat.dream.diffusion_generate(model, prompt, config, return_dict_in_generate=True, steps=4)
+    assert torch.equal(
+        out.sequences, compat.dream.diffusion_generate(model, prompt, alg="entropy", **DREAM | {"steps": 4})
+    )
+    # 1 - s/t of 12, 10, 7 and 4 masks at t = 1, .75025, .5005, .25075: int(2.997), int(3.3), int(3.49), all.
+    masks = [(y == 0).sum().item() for y in out.history]
+    assert masks == [10, 7, 4, 0]
+    assert torch.equal(out.history[-1], out.sequences)
+    for now, then in itertools.pairwise(out.history):
+        assert torch.equal(now[now != 0], then[now != 0])
+    assert compat.dream.diffusion_generate(model, prompt, config, return_dict_in_generate=True,
+                                           output_history=False).history is None  # fmt: skip
+    # Neither a length nor steps: 20 tokens with the prompt, 512 forwards, origin.
+    calls = []
+    hook = model.register_forward_pre_hook(lambda *args: calls.append(1))
+    hooked = model.model.register_forward_pre_hook(lambda *args: calls.append(1))
+    assert compat.dream.diffusion_generate(model, prompt).shape == (1, 20)
+    hook.remove()
+    hooked.remove()
+    assert 17 < len(calls) <= 512
+    twice = compat.dream.diffusion_generate(model, prompt, config, num_return_sequences=2)
+    assert torch.equal(twice, x.expand(2, -1))
+
+
+@pytest.mark.parametrize("options", [{"alg": "origin"}, {"alg": "entropy", "alg_temp": 5.0},
+                                     {"alg": "entropy", "temperature": 2.0, "top_p": 0.95}])  # fmt: skip
+def test_dreams_draws_follow_torchs_generator(model, options):
+    prompt, draws = torch.tensor([[5, 6, 7]]), []
+    for seed in (1, 1, 2, 3, 4):
+        torch.manual_seed(seed)
+        draws.append(compat.dream.diffusion_generate(model, prompt, **DREAM, **options)[0].tolist())
+    assert draws[0] == draws[1]
+    assert len({tuple(draw) for draw in draws}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"inputs": None}, InputError, r"inputs must be a \(B, P\) int64 tensor, got NoneType"),
+        ({"max_new_tokens": None, "max_length": 2}, ConfigError, "max_length must be more than the 2 tokens"),
+        ({"generation_tokens_hook_func": print}, ConfigError, "generation_tokens_hook_func cannot be called"),
+        ({"use_cache": True}, ConfigError, "unknown argument use_cache"),
+        ({"alg": "random"}, ConfigError, "alg must be one of"),
+        ({"steps": 0}, ConfigError, "steps must be a whole number of at least 1"),
+        ({"top_p": 0.9}, ConfigError, "top_p limits which tokens are drawn"),
+        ({"num_return_sequences": 0}, ConfigError, "num_return_sequences must be"),
+    ],
+)
+def test_what_dream_refuses(model, options, error, message):
+    with pytest.raises(error, match=message):
+        compat.dream.diffusion_generate(model, **{"inputs": torch.tensor([[3, 4]]), **DREAM, **options})
+
+
+@pytest.mark.parametrize(
+    "module", ["leap_kernels.compat.fast_dllm", "leap_kernels.compat.llada", "leap_kernels.compat.dream"]
+)
 def test_documented_examples(module):
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted >= 2

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from random_models import SPEC, random_llama
 
 from leap_kernels import DecodeConfig, ModelSpec, Strategy, decode
 from leap_kernels.errors import BackendError, ConfigError, InputError, LeapError, ModelError
-from leap_kernels.strategies import Decision, Leap, Threshold
+from leap_kernels.strategies import Decision, Dream, Leap, Threshold
 
 IDS = torch.tensor([[5, 6, 7]])
 
@@ -33,7 +35,7 @@ def refused(error, match, *args, model=never, spec=SPEC, **options):
         ),
         ("top_p", [-0.1, 1.1, "1", float("nan")], "top_p must be a number in"),
         ("top_k", [0, -1, 2.5, True], "top_k must be a whole number of at least 1, or None, got"),
-        ("block_length", [0, -32, 1.5, "all"], "block_length must be a whole number of at least 1, or None, got"),
+        ("block_length", [0, -32, 1.5, True], "block_length must be a whole number of at least 1, or None, got"),
         ("strategy", ["magic", 7], "strategy must be one of full, threshold, .*leap.* or a Strategy object, got"),
         ("cache", ["paged", None], "cache must be one of none, prefix, dual, delayed, block, got"),
         ("temperature", [-0.1, float("nan"), float("inf"), "hot"], r"temperature must be a number in \[0, 1e\+06\]"),
@@ -348,6 +350,19 @@ def test_a_callable_without_masks_runs_everything_but_leap():
         ("prophet", {"window": 4, "parity": "prophet"}, 'window must be the 5 of parity="prophet"'),
         ("prophet", {"spec": ModelSpec(mask_token_id=0, block_causal_length=32)}, "which block-causal models do not"),
         ("credit", {"beta": 1.5}, r"beta must be a number in \[0, 1\], got 1.5"),
+        ("dream", {"alg": "random"}, "alg must be one of origin, maskgit_plus, topk_margin, entropy, got 'random'"),
+        ("dream", {"eps": 1.0}, "eps must be a number in"),
+        ("dream", {"alg_temp": -1}, "alg_temp must be a number in"),
+        ("wino", {"threshold_back": 2}, "threshold_back must be a number in"),
+        ("wino", {"spec": ModelSpec(mask_token_id=0, shift=1)}, "'wino' does not run on models with shifted logits"),
+        ("lopa", {"branches": 0}, "branches must be a whole number of at least 1"),
+        ("lopa", {"alpha": 1.5}, "alpha must be a number in"),
+        (
+            "lopa",
+            {"confidence": "entropy"},
+            "confidence must be one of probability, margin, neg_entropy, got 'entropy'",
+        ),
+        ("lopa", {"spec": ModelSpec(mask_token_id=0, block_causal_length=32)}, "does not run on models that are block"),
         ("credit", {"steps": 3}, "unknown argument steps for strategy 'credit'"),
         ("leap", {"base": "full"}, "base must be one of threshold, factor, entropy, entropy_threshold, or an object"),
         ("leap", {"base": "entropy", "threshold": 0.5}, 'threshold belongs to base="threshold"'),
@@ -442,3 +457,18 @@ def test_an_empty_prompt_is_legal():
     for ids in (torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)):
         out = decode(random_llama(), ids, spec=SPEC, max_new_tokens=5, block_length=2)
         assert out.sequences.shape == (1, 5)
+
+
+def test_strategies_that_know_no_blocks_take_the_whole_canvas_unless_told_otherwise():
+    model, options = random_llama(), {"spec": dataclasses.replace(SPEC, defaults={"block_length": 2}), "steps": 1}
+    for given in ({"strategy": "dream"}, {"strategy": "dream", "block_length": None}, {"strategy": Dream(steps=1)}):
+        given = options | given if isinstance(given["strategy"], str) else {"spec": SPEC} | given
+        assert decode(model, IDS, max_new_tokens=40, early_stop=False, **given).nfe.tolist() == [1]
+    ragged = decode(model, [IDS[0], IDS[0]], max_new_tokens=[3, 40], early_stop=False, strategy="dream", **options)
+    assert ragged.nfe.tolist() == [1, 1]
+    refused(ConfigError, "steps must be a multiple of the 2 blocks", model=model, strategy="dream", block_length=20,
+            max_new_tokens=40, steps=1)  # fmt: skip
+    config = DecodeConfig(max_new_tokens=40, block_length=20, strategy=Dream(steps=2), early_stop=False)
+    assert decode(model, IDS, spec=SPEC, config=config).nfe.tolist() == [2]
+    whole = DecodeConfig(max_new_tokens=40, strategy=Dream(steps=1), early_stop=False)
+    assert decode(model, IDS, spec=SPEC, config=whole).nfe.tolist() == [1]

@@ -25,6 +25,8 @@ STRATEGIES: dict[str, dict] = {name: {"strategy": name} for name in leap_kernels
     "prophet, constrained": {"strategy": "prophet", "constraints": {1: 7, 2: 10}, "limits": (30.0, 20.0, 9.0)},
     "full, random": {"strategy": "full", "remasking": "random", "defer_tokens": (4,)},
 }
+# Some of their forwards commit nothing, or nothing that stays.
+MAY_COMMIT_NOTHING = {"dream", "wino"}
 RAGGED = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [], [18, 19, 20], [3, 4, 5, 6], [21, 22]]
 
 
@@ -99,10 +101,12 @@ def test_every_forward_commits_for_every_unfinished_sample(model, strategy):
     assert [e.step for e in events] == list(range(1, int(out.nfe.max()) + 1))
     for i in range(len(RAGGED)):
         steps = set(out.history.step[i].tolist()) - {0}  # constraints are committed by no step
-        assert sorted(steps) == list(range(1, int(out.nfe[i]) + 1))
+        assert strategy in MAY_COMMIT_NOTHING or sorted(steps) == list(range(1, int(out.nfe[i]) + 1))
+        assert max(steps) == out.nfe[i]
         assert out.nfe[i] <= 13
     for event in events:
-        assert set(event.sample) == set(event.appended)
+        assert set(event.sample) <= set(event.appended)
+        assert strategy in MAY_COMMIT_NOTHING or set(event.sample) == set(event.appended)
     if strategy == "full":
         assert out.nfe.tolist() == [13] * len(RAGGED)
 
@@ -265,15 +269,17 @@ def test_bad_logits_name_step_and_position(value, strategy):
     def breaking(input_ids, position_ids, attention_mask):
         logits = inner(input_ids, position_ids, attention_mask).clone()
         for i in range(len(input_ids)):
-            row = (position_ids[i] == 6).nonzero()[0, 0]
+            row = (position_ids[i] == 6).nonzero()[:1, 0]  # not there yet where the canvas grows
             earlier = (position_ids[i] < 5) & (input_ids[i] == 0)
             if input_ids[i, -1] != 99 and not earlier.any() and 8 in input_ids[i]:
                 logits[i, row, 4] = value
         return logits
 
+    # Blocks one after the other here as well, or position 6 is decoded before it turns bad.
+    blocks = {"add_threshold": 1.0} if strategy == "lopa" else {}
     with pytest.raises(BadLogitsError, match=r"step \d+, position 6 of sample 1 \(base row\)"):
         decode(breaking, tensors([[5, 6], [8, 9]]), spec=SPEC, max_new_tokens=6, block_length=3, **STRATEGIES[strategy],
-               early_stop=False)  # fmt: skip
+               **blocks, early_stop=False)  # fmt: skip
 
 
 def test_bad_logits_of_a_copy_are_an_error_too():

@@ -27,7 +27,7 @@ from leap_kernels.errors import BadLogitsError, LeapError
 from leap_kernels.models.backbone import TransformersBackbone
 from leap_kernels.rows import Rows
 from leap_kernels.strategies import Strategy
-from leap_kernels.strategies.base import CANVAS
+from leap_kernels.strategies.base import CANVAS, FULL_ATTENTION, NO_SHIFT
 
 LEAP = {"eta": (0.05, 0.2, 0.5), "tau": (0.0, 0.3, 0.7), "require_lookahead": (True, False)}
 FAULTS = (float("nan"), float("inf"), float("-inf"))
@@ -81,7 +81,8 @@ def cases(draw: st.DrawFn, cache: str, block_causal: bool) -> Case:
 
     causal = one_of(4, 8) if block_causal else 0
     anywhere = cache == "none" and not block_causal
-    rule = one_of(*(name for name in STRATEGIES if anywhere or CANVAS not in rule_of(name).needs), *["leap"] * 3)
+    refusing = set() if anywhere else {CANVAS, FULL_ATTENTION} if block_causal else {CANVAS}
+    rule = one_of(*(name for name in STRATEGIES if not refusing & rule_of(name).needs), *["leap"] * 3)
     batch = draw(st.integers(1, 3))
     low = 4 if "constraints" in STRATEGIES[rule] else 1
     new = draw(st.lists(st.integers(low, 14), min_size=batch, max_size=batch))
@@ -105,7 +106,7 @@ def cases(draw: st.DrawFn, cache: str, block_causal: bool) -> Case:
         mask_token_id=0,
         eos_token_ids=one_of((), (1,), (1, 5, 9)),
         pad_token_id=one_of(None, 2),
-        shift=one_of(0, 1),
+        shift=0 if NO_SHIFT in rule_of(rule).needs else one_of(0, 1),
         block_causal_length=causal,
         vocab_size=23,
     )

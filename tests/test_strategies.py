@@ -355,3 +355,284 @@ def test_credit_takes_near_ties_together():
     assert steps_of(tied, "credit", 3, threshold=1.0) == [1, 1, 1]
     apart = confident(0.5, 0.49, 0.48)
     assert steps_of(apart, "credit", 3, threshold=1.0) == [1, 2, 3]
+
+
+# --- dream ------------------------------------------------------------------------------------------------------------
+
+
+def test_dream_spreads_its_masks_over_equal_steps_of_time():
+    """eps 0: two steps commit half of five masks and the rest; four steps 1/4, 1/3 (in float32 a little less), 1/2 and
+    all of what is left."""
+    model = confident(0.5, 0.9, 0.7, 0.6, 0.8)
+    options = {"alg": "maskgit_plus", "eps": 0}
+    assert steps_of(model, "dream", 5, steps=2, **options) == [2, 1, 2, 2, 1]
+    eight = confident(0.5, 0.9, 0.7, 0.6, 0.8, 0.55, 0.75, 0.65)
+    assert steps_of(eight, "dream", 8, steps=4, **options) == [4, 1, 3, 4, 1, 4, 2, 3]  # 2, int(1.9999999), 2, 3
+    assert steps_of(model, "dream", 5, steps=2, alg="maskgit_plus", eps=0.3) == [2, 1, 2, 2, 2]  # int(5 * 0.35)
+    # With more steps than masks most forwards commit nothing, as published.
+    out = decode(model, torch.tensor([5]), spec=SPEC, strategy="dream", alg="entropy", steps=12, max_new_tokens=2,
+                 early_stop=False)  # fmt: skip
+    assert out.nfe.tolist() == [12]
+    assert max(out.history.step[0].tolist()) == 12
+
+
+def test_dream_ranks_by_probability_margin_or_entropy():
+    """Probability .5 .45 .49, margin .1 .25 .005, entropy .94 1.85 .79: each picks another position first."""
+    table = torch.full((4, 16), -1e9)
+    table[1, 3:6] = torch.tensor([0.50, 0.40, 0.10]).log()
+    table[2, 3:15] = torch.tensor([0.45, 0.20, *[0.035] * 10]).log()
+    table[3, 3:6] = torch.tensor([0.49, 0.485, 0.025]).log()
+    spec = ModelSpec(mask_token_id=0, vocab_size=16)
+
+    def model(input_ids, position_ids, attention_mask):
+        return table[position_ids]
+
+    for parity in (None, "dream"):
+        options = {"spec": spec, "steps": 2, "eps": 0, "parity": parity}  # int(1.5), then the rest
+        first = {alg: steps_of(model, "dream", 3, alg=alg, **options).index(1)
+                 for alg in ("maskgit_plus", "topk_margin", "entropy")}  # fmt: skip
+        assert first == {"maskgit_plus": 0, "topk_margin": 1, "entropy": 2}
+
+
+def test_dream_origin_commits_each_mask_by_itself():
+    """Half of the masks on average, by the sample's seed; all the same whatever the model says."""
+    model = confident(*[0.5] * 12)
+    runs = [steps_of(model, "dream", 12, steps=2, eps=0, seed=seed) for seed in range(60)]
+    assert {step for run in runs for step in run} == {1, 2}
+    share = torch.tensor(runs).eq(1).double()
+    assert abs(share.mean() - 0.5) < 0.05  # 720 coins
+    assert share.sum(1).var() > 1  # 3 for coins, 0 for a fixed number
+    both = decode(model, [torch.tensor([5])] * 2, spec=SPEC, strategy="dream", steps=2, eps=0, seed=[3, 7],
+                  max_new_tokens=12, early_stop=False)  # fmt: skip
+    assert both.history.step.tolist() == [runs[3], runs[7]]
+
+
+def test_dream_draws_positions_by_their_ranks():
+    """Of .9 and .5 one is taken first; softmax of these over .4 / ln 3 is 3 to 1."""
+    model, options = confident(0.9, 0.5), {"alg": "maskgit_plus", "steps": 2, "eps": 0, "alg_temp": 0.4 / math.log(3)}
+    first = [steps_of(model, "dream", 2, seed=seed, **options)[0] for seed in range(400)]
+    assert abs(first.count(1) / 400 - 0.75) < 0.065  # three standard deviations
+    hot = [steps_of(model, "dream", 2, seed=seed, **options | {"alg_temp": 1e6})[0] for seed in range(400)]
+    assert abs(hot.count(1) / 400 - 0.5) < 0.075
+    assert steps_of(model, "dream", 2, **options | {"alg_temp": 0}) == [1, 2]
+
+
+def test_dream_as_published_ranks_what_temperature_and_limits_leave():
+    """One token may be drawn: its probability is then 1 everywhere, and the lowest position goes first."""
+    model = confident(0.5, 0.9, 0.7)
+    options = {"alg": "maskgit_plus", "steps": 2, "eps": 0, "temperature": 1.0, "top_k": 1}
+    assert steps_of(model, "dream", 3, **options) == [2, 1, 2]
+    assert steps_of(model, "dream", 3, parity="dream", **options) == [1, 2, 2]
+    # Entropies .69 and .80 at T = 1; at T = .25, where the small probabilities vanish, .69 and .04.
+    table = torch.full((3, V), -1e9)
+    table[1, 3:5] = torch.tensor([0.5, 0.5]).log()
+    table[2, 3:6] = torch.tensor([0.7, 0.25, 0.05]).log()
+    cold = {"alg": "entropy", "steps": 2, "eps": 0, "temperature": 0.25}
+
+    def two(input_ids, position_ids, attention_mask):
+        return table[position_ids]
+
+    assert steps_of(two, "dream", 2, **cold) == [1, 2]
+    assert steps_of(two, "dream", 2, parity="dream", **cold) == [2, 1]
+    # In bfloat16 .9994 and .9997 are both 1.
+    near = torch.full((3, V), -1e9)
+    near[1, 3], near[2, 3], near[1:, 4] = 7.5, 8.0, 0.0
+
+    def half(input_ids, position_ids, attention_mask):
+        return near[position_ids].bfloat16()
+
+    exact = {"alg": "maskgit_plus", "steps": 2, "eps": 0}
+    assert steps_of(half, "dream", 2, **exact) == [2, 1]
+    assert steps_of(half, "dream", 2, parity="dream", **exact) == [1, 2]
+
+
+# --- wino -------------------------------------------------------------------------------------------------------------
+
+
+def drafts(shadow: dict[int, float], seen: list[Any] | None = None) -> Any:
+    """Four positions: .7 for the first two and, once those are filled, for the others; shadows as given.
+
+    Position i is predicted to be 3 + i, with the rest of the probability on 1, 2 and 7.
+    """
+
+    def model(input_ids, position_ids, attention_mask):
+        base = 5
+        if seen is not None:
+            seen.append((input_ids[0].tolist(), position_ids[0].tolist(), attention_mask[0, 0]))
+        logits = torch.full((*input_ids.shape, V), -1e9)
+        for row in range(1, input_ids.shape[1]):
+            i = int(position_ids[0, row]) - 1
+            c = 0.7 if i < 2 or bool((input_ids[0, 1:3] != 0).all()) else 0.3
+            c = shadow[i] if row >= base else c
+            logits[0, row, [1, 2, 7]], logits[0, row, 3 + i] = math.log((1 - c) / 3), math.log(c)
+        return logits
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("shadow", "options", "expected"),
+    [
+        ({0: 0.95, 1: 0.92}, {}, [1, 1, 2, 2]),
+        ({0: 0.50, 1: 0.95}, {}, [3, 1, 2, 2]),  # masked again, and decoded in the third forward
+        ({0: 0.50, 1: 0.40}, {}, [1, 3, 2, 2]),  # two were drafted before, so one at most
+        ({0: 0.50, 1: 0.40}, {"threshold_back": 0.45}, [1, 3, 2, 2]),
+        ({0: 0.50, 1: 0.40}, {"threshold_back": 0.3}, [1, 1, 2, 2]),
+        ({0: 0.50, 1: 0.40}, {"threshold": 0.7001}, [1, 2, 3, 4]),  # one a forward is never checked
+    ],
+)
+def test_wino_masks_again_what_its_shadow_does_not_confirm(shadow, options, expected):
+    shadow = {2: 0.1, 3: 0.1, **shadow}  # those two are never under check
+    assert steps_of(drafts(shadow), "wino", 4, **options) == expected
+
+
+def test_winos_shadows_see_all_but_their_own_position():
+    seen = []
+    steps_of(drafts({0: 0.95, 1: 0.95, 2: 0.9, 3: 0.9}, seen), "wino", 4)
+    first, (ids, pos, mask) = seen
+    assert first[0] == [5, 0, 0, 0, 0]  # nothing is under check yet
+    assert (ids, pos) == ([5, 3, 4, 0, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 1, 2, 3, 4])
+    assert mask[:5].tolist() == [[True] * 5 + [False] * 4] * 5
+    for i in range(1, 5):
+        assert mask[4 + i].tolist() == [j != i for j in range(9)]
+
+
+def test_wino_drafts_a_share_of_the_masks():
+    """Of sixteen sure tokens int(.7 * 16) = 11, then 5 of 5; of four all four; of forty 20."""
+    sure = [0.7 + i / 1000 for i in range(16)]
+    assert steps_of(confident(*sure), "wino", 16, threshold_back=0.0) == [2] * 5 + [1] * 11
+    assert steps_of(confident(*sure[:4]), "wino", 4) == [1] * 4
+    forty = steps_of(confident(*[0.7] * 40), "wino", 40, threshold_back=0.0)
+    assert [forty.count(step) for step in (1, 2, 3, 4)] == [20, 14, 5, 1]
+
+
+def test_wino_streams_blocks_and_tells_observers_of_masks():
+    events = []
+    model = drafts({0: 0.5, 1: 0.95, 2: 0.1, 3: 0.1})
+    steps_of(model, "wino", 4, observers=[events.append])
+    assert [(event.index, event.token) for event in events] == [([0, 1], [3, 4]), ([2, 3, 0], [5, 6, 0]), ([0], [3])]
+
+    class Streamer:
+        def __init__(self):
+            self.put_ids = []
+
+        def put(self, ids):
+            self.put_ids.append(ids.flatten().tolist())
+
+        def end(self):
+            pass
+
+    streamer = Streamer()
+    steps_of(model, "wino", 4, streamer=streamer)
+    assert streamer.put_ids == [[5], [3, 4, 5, 6]]
+
+
+# --- lopa -------------------------------------------------------------------------------------------------------------
+
+
+def walk(*confidences: float, calls: list[Any] | None = None) -> Any:
+    """As `confident`, and keeps each forward's ids, positions and mask (of the first sample) in `calls`."""
+    inner = confident(*confidences)
+
+    def model(input_ids, position_ids, attention_mask):
+        if calls is not None:
+            calls.append((input_ids[0].tolist(), position_ids[0].tolist(), attention_mask[0, 0].tolist()))
+        return inner(input_ids, position_ids, attention_mask)
+
+    return model
+
+
+PROBABILITY = {"confidence": "probability", "branches": 1}
+
+
+def test_lopa_opens_a_block_when_the_last_one_is_filled_enough():
+    """Blocks of four. Of each two are sure; the others are tried one by one, by the branch and by the canvas."""
+    calls = []
+    model = walk(0.95, 0.95, 0.6, 0.5, 0.95, 0.95, 0.8, 0.7, calls=calls)
+    got = steps_of(model, "lopa", 8, block_length=4, add_threshold=0.5, **PROBABILITY)
+    # Forward 1 sees one block and commits its sure ones. Half of it is filled: 2 sees both blocks. Its branch, with .6
+    # written, scores (.95 + .95 + .8 + .7 + .5) / 5 = .78, the canvas .75. The branch is walked on: .6 by it, then the
+    # two sure ones, and .5, which the first block has left. In 3 the branch has .7 left, and the canvas .75 on average.
+    assert got == [1, 1, 2, 2, 2, 2, 3, 4]
+    assert [len(ids) for ids, *_ in calls] == [5, 9 + 8, 9 + 8, 9 + 4]
+    late = steps_of(walk(0.95, 0.95, 0.6, 0.5, 0.95, 0.95, 0.8, 0.7), "lopa", 8, block_length=4, add_threshold=0.6,
+                    **PROBABILITY)  # fmt: skip
+    # 2: .5 for the branch, .55 for the canvas, .6 by it: three quarters. 3: .85 and .78, so .5 by the branch.
+    assert late == [1, 1, 2, 3, 3, 3, 4, 5]
+
+
+def test_lopas_second_block_waits_for_the_first_one_to_be_done():
+    """Nothing is sure: a forward commits the best of the first block, and of the second once the first is at 3/4."""
+    model = walk(0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
+    options = {"block_length": 4, "add_threshold": 0.25, "alpha": 1.0, **PROBABILITY}  # alpha 1: the canvas always wins
+    assert steps_of(model, "lopa", 8, done_threshold=0.75, **options) == [4, 3, 2, 1, 7, 6, 5, 4]
+    assert steps_of(model, "lopa", 8, done_threshold=0.25, **options) == [4, 3, 2, 1, 5, 4, 3, 2]
+    assert steps_of(model, "lopa", 8, done_threshold=1.0, **options) == [4, 3, 2, 1, 8, 7, 6, 5]
+
+
+def test_lopas_branches_are_rows_that_see_themselves_and_what_is_in_front():
+    """Two branches of one block of three; then of two blocks, of which the first was clean in the forward before."""
+    calls = []
+    model = walk(0.95, 0.6, 0.5, 0.4, 0.3, 0.2, calls=calls)
+    steps_of(model, "lopa", 6, block_length=3, add_threshold=1.0, confidence="probability", branches=2, alpha=1.0)
+    ids, pos, mask = calls[1]
+    assert ids == [5, 3, 0, 0, 3, 4, 0, 3, 0, 5]
+    assert pos == [0, 1, 2, 3] + [1, 2, 3] * 2
+    canvas, first, second = [True] * 4 + [False] * 6, [0, 4, 5, 6], [0, 7, 8, 9]
+    assert mask[:4] == [canvas] * 4
+    assert mask[4:7] == [[j in first for j in range(10)]] * 3
+    assert mask[7:] == [[j in second for j in range(10)]] * 3
+    # Forwards 2 and 3 fill the first block. 4 opens the second, with nothing left to try; in it the first is clean, so
+    # the branches of 5 begin behind it.
+    assert [len(ids) for ids, *_ in calls] == [4, 4 + 6, 4 + 3, 7, 7 + 6, 7 + 3]
+    ids, pos, mask = calls[4]
+    assert pos[7:] == [4, 5, 6] * 2
+    assert mask[7] == [j in (0, 1, 2, 3, 7, 8, 9) for j in range(13)]
+
+
+def test_lopa_scores_branches():
+    """The lowest masks of a branch, or the written token, or 1 where nothing is left; ties go to the first branch."""
+
+    def order(*confidences: float, **options: Any) -> tuple[list[int], list[int]]:
+        out = decode(
+            walk(*confidences), torch.tensor([5]), spec=SPEC, strategy="lopa", max_new_tokens=len(confidences),
+            confidence="probability", **options,
+        )  # fmt: skip
+        return out.history.step[0].tolist(), out.history.reason[0].tolist()
+
+    # After .8, branches write .7 and .6, and have .6 .55 and .7 .55 left, the canvas .7 .6 .55: .575, .625 and .617. A
+    # branch's token has reason 2, a block's best 3.
+    assert order(0.8, 0.7, 0.6, 0.55) == ([1, 2, 2, 3], [3, 3, 2, 2])
+    # The lowest is .55 in all of them, and the first branch wins.
+    assert order(0.8, 0.7, 0.6, 0.55, branch_top_p=0.0) == ([1, 2, 2, 3], [3, 2, 3, 2])
+    # With the written token's confidence, 1 for the canvas, that wins until a branch has no masks left: 1 as well.
+    assert order(0.8, 0.7, 0.6, 0.55, alpha=1.0) == ([1, 2, 3, 4], [3, 3, 3, 2])
+    assert order(0.8, 0.7, 0.6, 0.55, alpha=0.5, branches=1) == ([1, 2, 3, 4], [3, 3, 3, 2])  # .7 + .575 < 1 + .617
+
+
+def test_lopa_ends_at_an_eos_and_opens_nothing_behind_it():
+    calls = []
+    model = walk(0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, calls=calls)  # 3 4 5 6 7 3 4 5 6
+    spec = ModelSpec(mask_token_id=0, vocab_size=V, eos_token_ids=(7,), pad_token_id=2)
+    options = {"spec": spec, "strategy": "lopa", "max_new_tokens": 9, "block_length": 3}
+    out = decode(model, torch.tensor([5]), **options)
+    assert out.generated[0].tolist() == [3, 4, 5, 6, 7, 2, 2, 2, 2]
+    assert out.new_tokens.tolist() == [5]
+    assert out.history.step[0].tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+    assert out.token_forwards.tolist() == [4 + 7]
+    assert out.nfe.tolist() == [2]
+    out = decode(model, torch.tensor([5]), early_stop=False, **options)
+    assert out.history.step[0].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_lopa_as_published_ranks_in_the_logits_dtype():
+    """In bfloat16 .9994 and .9997 are both 1, and the first goes first."""
+    near = torch.full((3, V), -1e9)
+    near[1, 3], near[2, 3], near[1:, 4] = 7.5, 8.0, 0.0
+
+    def half(input_ids, position_ids, attention_mask):
+        return near[position_ids].bfloat16()
+
+    options = {"skip_threshold": 1.0, "alpha": 1.0, **PROBABILITY}
+    assert steps_of(half, "lopa", 2, **options) == [2, 1]
+    assert steps_of(half, "lopa", 2, parity="lopa", **options) == [1, 2]

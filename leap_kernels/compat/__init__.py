@@ -4,6 +4,6 @@
 An argument that `decode` has nothing for is refused, never ignored. docs/swap.md has the lines before and after.
 """
 
-from . import fast_dllm, llada
+from . import dream, fast_dllm, llada
 
-__all__ = ["fast_dllm", "llada"]
+__all__ = ["dream", "fast_dllm", "llada"]

@@ -13,7 +13,7 @@ from ..config import DecodeConfig
 from ..decoding import decode
 from ..errors import ConfigError, InputError, expected
 from ..output import DecodeOutput
-from ..strategies import Full, Strategy
+from ..strategies import Dream, Full, Strategy
 from ..strategies.base import check_choice, check_count
 
 __all__ = ["run"]
@@ -52,10 +52,17 @@ def run(
         mask_token_id=mask_id,
         **settings,
     )
-    if temperature > 0 or (isinstance(strategy, Full) and strategy.remasking == "random" and not strategy.parity):
+    if temperature > 0 or _draws(strategy):
         # What is drawn follows torch.manual_seed, and a second call draws anew, as in the public code.
         config = dataclasses.replace(config, seed=torch.randint(2**62, (prompt.shape[0],)).tolist())
     return decode(model, prompt, attention_mask, config=config)
+
+
+def _draws(strategy: Strategy) -> bool:
+    """Whether a rule draws by the samples' seeds, even without temperature."""
+    if isinstance(strategy, Dream):
+        return strategy.alg == "origin" or bool(strategy.alg_temp)
+    return isinstance(strategy, Full) and strategy.remasking == "random" and not strategy.parity
 
 
 def check_lengths(steps: int, gen_length: int, block_length: int) -> None:

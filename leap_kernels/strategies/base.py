@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CANDIDATES",
     "CANVAS",
+    "FULL_ATTENTION",
+    "NEW_TOKENS",
     "NEXT_BLOCK",
+    "NO_SHIFT",
     "BaseRule",
     "Decision",
     "Strategy",
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
+NO_SHIFT, FULL_ATTENTION, NEW_TOKENS = "no shift", "full attention", "new tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,10 @@ class View:
     step: int
     """The coming forward, counted from 1; in `accept`, the one just made."""
     temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    early_stop: bool = True
+    """These four as in DecodeConfig."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +100,12 @@ class Strategy:
     needs: ClassVar[frozenset[str]] = frozenset()
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
-    are read, which caches and block-causal models do not always compute."""
+    are read, which caches and block-causal models do not always compute. And models that it does not run on: "no shift"
+    refuses those with shifted logits, "full attention" those that are block-causal. "new tokens" refuses infilling."""
     revises: ClassVar[bool] = False
     """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
+    whole_canvas: ClassVar[bool] = False
+    """Whether the rule knows no blocks: its block is everything generated, unless `block_length` is given."""
     eta: float = 1.0
     """Probability from which a token is a candidate."""
     parity: str | None = None

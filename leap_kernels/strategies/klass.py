@@ -35,9 +35,9 @@ __all__ = ["Klass"]
 class Klass(Strategy):
     """Commit { i : c_i > conf_threshold, and KL(p_i now, p_i before) < kl_threshold in the last `history` forwards }.
 
-    Both strict. If that is empty, the k most confident targets, k the even share of `steps`. The forward that finished
-    a block has read the next one as well, so the first KL of a block compares with that; a sample's first forward has
-    nothing to compare with, and `history` forwards of a block must have passed.
+    Both strict, c from a softmax in float64. If that is empty, the k most confident targets, k the even share of
+    `steps`. The forward that finished a block has read the next one as well, so the first KL of a block compares with
+    that; a sample's first forward has nothing to compare with, and `history` forwards of a block must have passed.
     """
 
     conf_threshold: float = 0.9
@@ -51,7 +51,7 @@ class Klass(Strategy):
     select: str = "all"
     """Which of the ready targets: "all", the most "confident", the one of lowest "kl", or a "random" one."""
     parity: str | None = None
-    """None, or "klass": softmax in float64, and 1e-12 added inside the logarithms."""
+    """None, or "klass": KL in float64, and 1e-12 added inside its logarithms."""
 
     name: ClassVar[str] = "klass"
     needs: ClassVar[frozenset[str]] = frozenset({NEXT_BLOCK})
@@ -74,10 +74,10 @@ class Klass(Strategy):
     def accept(self, stats: RowStatistics, view: View, state: _State) -> Decision:
         there = view.targets >= 0
         kl = self._divergence(stats, view, state)
-        c = stats.exact_prob1() if self.parity else stats.prob1
-        limit_kl, limit_c = (kl.new_tensor(x) for x in (self.kl_threshold, self.conf_threshold))
+        c = stats.exact_prob1()  # early on most targets are sure: float32 cannot rank what is 1e-8 from 1
+        limit_kl = kl.new_tensor(self.kl_threshold)
         stable = state.stable_for(stats.sample, stats.flat(view.targets).long(), stats.flat(kl < limit_kl))
-        ready = (stats.spread(stable) >= self.history) & (c > limit_c) & there
+        ready = (stats.spread(stable) >= self.history) & (c > self.conf_threshold) & there
         if self.select != "all":
             ready &= ranks(self._preference(c, kl, view).masked_fill(~ready, float("-inf")), view.targets) == 0
         left = view.canvas.left

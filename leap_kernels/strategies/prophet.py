@@ -14,7 +14,18 @@ from torch import Tensor
 from ..errors import ConfigError, expected
 from ..ops import CONFIDENT, FORCED
 from ..statistics import RowStatistics
-from .base import CANVAS, Decision, Strategy, View, check_choice, check_count, ranks, schedule, steps_per_block
+from .base import (
+    CANVAS,
+    NEW_TOKENS,
+    Decision,
+    Strategy,
+    View,
+    check_choice,
+    check_count,
+    ranks,
+    schedule,
+    steps_per_block,
+)
 
 if TYPE_CHECKING:
     from ..canvas import Canvas
@@ -46,7 +57,7 @@ class Prophet(Strategy):
     """None, or "prophet": the gap of the first sample decides for the whole batch; `window` must be 5."""
 
     name: ClassVar[str] = "prophet"
-    needs: ClassVar[frozenset[str]] = frozenset({CANVAS})
+    needs: ClassVar[frozenset[str]] = frozenset({CANVAS, NEW_TOKENS})
 
     def __post_init__(self) -> None:
         if self.answer_start is not None and (type(self.answer_start) is not int or self.answer_start < 0):
