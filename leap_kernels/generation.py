@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from typing import Any
 
 import torch
@@ -229,7 +230,9 @@ class _Stream:
         self.known |= dict(zip(event.index, event.token, strict=True))
         if event.index:
             last = max(event.index) + self.tail
-            self.put([self.known[i] for i in range(self.shown, last - last % self.block - self.tail)])
+            left = range(self.shown, last - last % self.block - self.tail)
+            # Some rules work on several blocks at once: nothing is shown behind what is not there yet.
+            self.put([self.known[i] for i in itertools.takewhile(self.known.__contains__, left)])
 
     def put(self, tokens: list[int]) -> None:
         if tokens:

@@ -183,6 +183,19 @@ def test_streaming_ends_with_the_eos(tiny, tiny_tokenizer, tiny_prompts):
         assert "".join(streamer) == text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "dream"}, {"strategy": "wino", "threshold": 0.1}, {"strategy": "lopa", "skip_threshold": 0.3}],
+)
+def test_streaming_of_strategies_that_go_back_or_ahead(model, options):
+    """No blocks, masks again, several blocks at once: what is shown is what stays."""
+    for start in range(3, 9):
+        log, ids = Log(), torch.arange(start, start + 3)[None]
+        length = {"max_new_tokens": 24} | ({} if options["strategy"] == "dream" else {"block_length": 4})
+        sequences = model.generate(ids, **OURS, **length, **options, early_stop=False, stream_to=log)
+        assert log.tokens == sequences[0].tolist()
+
+
 def test_streaming_of_block_causal_models(model):
     """There the tail of the prompt shares the first block."""
     model.leap_spec = leap_kernels.ModelSpec(mask_token_id=0, vocab_size=23, block_causal_length=4)
