@@ -197,6 +197,19 @@ def test_streaming_ends_with_the_eos(tiny, tiny_tokenizer, tiny_prompts):
         assert "".join(streamer) == text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "dream"}, {"strategy": "wino", "threshold": 0.1}, {"strategy": "lopa", "skip_threshold": 0.3}],
+)
+def test_streaming_of_strategies_that_go_back_or_ahead(model, options):
+    """No blocks, masks again, several blocks at once: what is shown is what stays."""
+    for start in range(3, 9):
+        log, ids = Log(), torch.arange(start, start + 3)[None]
+        length = {"max_new_tokens": 24} | ({} if options["strategy"] == "dream" else {"block_length": 4})
+        sequences = model.generate(ids, **OURS, **length, **options, early_stop=False, stream_to=log)
+        assert log.tokens == sequences[0].tolist()
+
+
 def test_a_streamer_that_transformers_hands_over_gets_no_second_prompt(model):
     """As releases do that pass `streamer` on."""
     log, ids = Log(), torch.tensor([[5, 6, 7]])
