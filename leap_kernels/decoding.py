@@ -30,7 +30,7 @@ from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
 from .strategies import Decision, Strategy, View
-from .strategies.base import CANDIDATES, CANVAS, NEXT_BLOCK
+from .strategies.base import BLOCK_ROWS, CANDIDATES, CANVAS, NEXT_BLOCK
 from .streaming import Stream
 
 __all__ = ["decode"]
@@ -122,6 +122,8 @@ def _decode(
     if CANVAS in strategy.needs and (spec.block_causal_length or config.cache != "none"):
         why = "block-causal models do not" if spec.block_causal_length else f"cache={config.cache!r} does not"
         raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
+    if BLOCK_ROWS in strategy.needs and config.cache == "delayed":
+        raise ConfigError("edits look at tokens that are committed, which cache='delayed' does not compute again.")
     if CANVAS in strategy.needs and config.infill:
         raise ConfigError(f"strategy {strategy.name!r} looks at the answer behind the prompt; infill=True has none.")
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
@@ -263,9 +265,9 @@ class _Loop:
         if not isinstance(decision, Decision):
             got = type(decision).__name__
             raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
-        if self.config.free_first_token:
-            decision = self._with_free_tokens(decision, view)
         made = _Commits.of(decision, stats, deciding)
+        if self.config.free_first_token:
+            made.reason = self._with_free_tokens(made)
         foreign = (made.reason > 0) & ((made.token < 0) | (made.token >= self.width))
         canvas.commit(made.sample, made.column, made.token, made.reason, made.confidence, self.now)
         if CANDIDATES in strategy.needs:
@@ -378,11 +380,13 @@ class _Loop:
     def _head(self, hidden: Tensor) -> Tensor:
         return self._timed("head", self.backbone.head, hidden)
 
-    def _with_free_tokens(self, decision: Decision, view: View) -> Decision:
-        """Commit targets whose row lies in an earlier block (decoders.md 2.14): no later forward can change them."""
-        pos = view.pos.gather(1, view.targets.clamp(min=0).long())
-        free = (view.targets >= 0) & (pos > 0) & (pos % self.canvas.spec.block_causal_length == 0)
-        return dataclasses.replace(decision, reason=decision.reason.masked_fill(free & (decision.reason == 0), FORCED))
+    def _with_free_tokens(self, made: _Commits) -> Tensor:
+        """Reasons with which targets whose row lies in an earlier block go too (decoders.md 2.14): no later forward can
+        change them."""
+        canvas, at = self.canvas, (made.sample, made.column)
+        pos, masked = canvas.pos[at], canvas.ids[at] == canvas.spec.mask_token_id
+        free = masked & (pos > 0) & (pos % canvas.spec.block_causal_length == 0)
+        return made.reason.masked_fill(free & (made.reason == 0), FORCED)
 
     def _check_width(self, width: int) -> None:
         """What a callable's vocabulary is shows in its first logits only."""

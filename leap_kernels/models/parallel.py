@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -47,8 +48,7 @@ def plan_arguments(tp_plan: Any, entry: Entry) -> dict[str, Any]:
             "one weight, of which each process would get a wrong part. Convert once, "
             "load(path).save_pretrained(folder), and load that folder."
         )
-    from transformers.distributed import DistributedConfig
-
-    if hasattr(DistributedConfig, "tp_plan"):  # since some release of 5; the argument itself is going away
-        return {"distributed_config": DistributedConfig(tp_plan=tp_plan)}
+    config: Any = importlib.import_module("transformers.distributed").DistributedConfig
+    if hasattr(config, "tp_plan"):  # since some release of 5; the argument itself is going away
+        return {"distributed_config": config(tp_plan=tp_plan)}
     return {"tp_plan": tp_plan}

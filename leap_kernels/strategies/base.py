@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..statistics import RowStatistics
 
 __all__ = [
+    "BLOCK_ROWS",
     "CANDIDATES",
     "CANVAS",
     "NEXT_BLOCK",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
+BLOCK_ROWS = "block rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,8 @@ class Strategy:
     needs: ClassVar[frozenset[str]] = frozenset()
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
-    are read, which caches and block-causal models do not always compute."""
+    are read, which caches and block-causal models do not always compute. "block rows": those of tokens in
+    the block are read, which cache="delayed" does not compute."""
     revises: ClassVar[bool] = False
     """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
     eta: float = 1.0
