@@ -59,6 +59,7 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
     with _quiet(transformers), _as_checkpoint_error(f"{path_or_repo} does not load"):
         raw = _config_dict(folder)
         name, entry = entry_for(raw)
+        _refuse_quantised(raw)
         if entry.masked_lm and raw.get("mask_token_id") is None:
             raw = raw | _of_tokenizer(folder)
         spec = entry.spec(raw)
@@ -210,6 +211,17 @@ def _config_dict(folder: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"no readable config.json in {folder}: {error}") from error
     return raw
+
+
+def _refuse_quantised(raw: dict[str, Any]) -> None:
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", quantised) if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"config.json declares quantised weights ({method}), which load does not read. Load the checkpoint they "
+            "were made from and quantise that model, or let transformers quantise load(path).save_pretrained(folder) "
+            "(docs/swap.md)."
+        )
 
 
 def _device(device: Any) -> torch.device | None:
