@@ -97,18 +97,18 @@ def test_llada2_is_edited_in_its_own_blocks(tmp_path: Path, strategy: str) -> No
     assert (out.sequences != without.sequences).any(), "nothing was edited: the example shows nothing"
 
 
-def scripted(predictions: list[list[int]], probability: float = 0.97) -> Any:
-    """A model over 8 tokens behind one prompt token: forward n predicts `predictions[n]`, with that probability."""
+def scripted(predictions: list[list[int]], first: int = 1) -> Any:
+    """A model over 8 tokens: forward n predicts `predictions[n]` from column `first` on, with probability 0.97."""
     forwards = []
 
     def model(input_ids: Tensor) -> Tensor:
         rows = predictions[min(len(forwards), len(predictions) - 1)]
         forwards.append(input_ids[0].tolist())
         logits = torch.zeros(1, input_ids.shape[1], 8)
-        rest = torch.log(torch.tensor((1 - probability) / 6))  # the mask is never predicted: 7 tokens
+        rest = torch.log(torch.tensor(0.03 / 6))  # the mask is never predicted: 7 tokens
         logits[...] = rest
-        for column, token in enumerate(rows, 1):
-            logits[0, column, token] = torch.log(torch.tensor(probability))
+        for column, token in enumerate(rows, first):
+            logits[0, column, token] = torch.log(torch.tensor(0.97))
         return logits
 
     model.forwards = forwards
@@ -134,7 +134,8 @@ def test_by_hand() -> None:
 
 def test_an_edit_must_be_surer_than_its_threshold() -> None:
     """Strictly, in float32: at the very probability of the forward nothing changes."""
-    sure = torch.log_softmax(scripted([[3, 4]])(torch.tensor([[7, 0, 0]]))[0, 1, 1:], 0).max().exp().item()
+    sure = run(scripted([[3, 4]])).history.confidence[0, 0].item()
+    assert sure == pytest.approx(0.97)
     predictions = [[3, 4], [5, 5], [5, 5]]
     assert run(scripted(predictions), edit_threshold=sure).generated.tolist() == [[3, 4]]
     assert run(scripted(predictions), edit_threshold=sure - 1e-6).generated.tolist() == [[5, 5]]
@@ -151,7 +152,7 @@ def test_edits_that_never_rest_end() -> None:
 def test_given_tokens_are_not_edited() -> None:
     """What stands between the masks of a text is the caller's, whatever the model says."""
     text = torch.tensor([[7, 3, 0, 4]])
-    model = scripted([[6, 5, 6], [6, 2, 6], [6, 2, 6]])
+    model = scripted([[6, 6, 5, 6], [6, 6, 2, 6], [6, 6, 2, 6]], first=0)
     out = decode(model, text, spec=SPEC, infill=True, strategy="threshold", edit_threshold=0.5)
     assert out.sequences.tolist() == [[7, 3, 2, 4]]
     assert out.nfe.tolist() == [3]
