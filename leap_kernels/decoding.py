@@ -18,7 +18,7 @@ from . import prompts as prompts_
 from .caches import CACHES
 from .canvas import Canvas
 from .config import DecodeConfig, resolve
-from .errors import BadLogitsError, ConfigError, InputError, LeapError, ModelError, expected
+from .errors import BadLogitsError, InputError, LeapError, ModelError, expected
 from .infilling import in_callers_columns, to_caller
 from .likely import keep_likely
 from .models.backbone import Backbone, backbone_for
@@ -30,7 +30,7 @@ from .output import DecodeOutput, History, StepEvent, Timing
 from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
 from .strategies import Decision, Strategy, View
-from .strategies.base import CANDIDATES, CANVAS, FULL_ATTENTION, NEW_TOKENS, NEXT_BLOCK, NO_SHIFT
+from .strategies.base import CANDIDATES, NEXT_BLOCK, check_runs_on
 from .streaming import Stream
 
 __all__ = ["decode"]
@@ -119,19 +119,9 @@ def _decode(
             f"cache={config.cache!r} needs a decoder of transformers: a callable shows no keys and values to keep, and "
             'masked language models recompute every row. Use cache="none".'
         )
-    if CANVAS in strategy.needs and (spec.block_causal_length or config.cache != "none"):
-        why = "block-causal models do not" if spec.block_causal_length else f"cache={config.cache!r} does not"
-        raise ConfigError(f"strategy {strategy.name!r} reads rows of the whole canvas, which {why} compute every time.")
-    if NEW_TOKENS in strategy.needs and config.infill:
-        raise ConfigError(f"strategy {strategy.name!r} decodes what is behind the prompt; with infill=True nothing is.")
-    for need, kind, has in (
-        (NO_SHIFT, "with shifted logits", spec.shift),
-        (FULL_ATTENTION, "that are block-causal", spec.block_causal_length),
-    ):
-        if has and need in strategy.needs:
-            raise ConfigError(
-                f"strategy {strategy.name!r} does not run on models {kind} (docs/strategies.md says why)."
-            )
+    check_runs_on(
+        strategy, shift=spec.shift, block_causal=spec.block_causal_length, cache=config.cache, infill=config.infill
+    )
     given = prompts_.check(input_ids, attention_mask, model, spec, config)
     if not config.infill and any(bool((p == spec.mask_token_id).any()) for p in given.prompts):
         warnings.warn("the prompt holds mask tokens; they are kept as they are and not decoded.", stacklevel=3)
@@ -271,9 +261,9 @@ class _Loop:
         if not isinstance(decision, Decision):
             got = type(decision).__name__
             raise LeapError(expected(f"accept() of strategy {strategy.name!r}", "a Decision", got))
-        if self.config.free_first_token:
-            decision = self._with_free_tokens(decision, view)
         made = _Commits.of(decision, stats, deciding)
+        if self.config.free_first_token:
+            made.reason = self._with_free_tokens(made)
         foreign = (made.reason > 0) & ((made.token < 0) | (made.token >= self.width))
         canvas.commit(made.sample, made.column, made.token, made.reason, made.confidence, self.now)
         if CANDIDATES in strategy.needs:
@@ -389,11 +379,13 @@ class _Loop:
     def _head(self, hidden: Tensor) -> Tensor:
         return self._timed("head", self.backbone.head, hidden)
 
-    def _with_free_tokens(self, decision: Decision, view: View) -> Decision:
-        """Commit targets whose row lies in an earlier block (decoders.md 2.14): no later forward can change them."""
-        pos = view.pos.gather(1, view.targets.clamp(min=0).long())
-        free = (view.targets >= 0) & (pos > 0) & (pos % self.canvas.spec.block_causal_length == 0)
-        return dataclasses.replace(decision, reason=decision.reason.masked_fill(free & (decision.reason == 0), FORCED))
+    def _with_free_tokens(self, made: _Commits) -> Tensor:
+        """Reasons with which targets whose row lies in an earlier block go too (decoders.md 2.14): no later forward can
+        change them."""
+        canvas, at = self.canvas, (made.sample, made.column)
+        pos, masked = canvas.pos[at], canvas.ids[at] == canvas.spec.mask_token_id
+        free = masked & (pos > 0) & (pos % canvas.spec.block_causal_length == 0)
+        return made.reason.masked_fill(free & (made.reason == 0), FORCED)
 
     def _check_width(self, width: int) -> None:
         """What a callable's vocabulary is shows in its first logits only."""

@@ -376,7 +376,9 @@ def qwen_weights(config: Config, random: Random) -> dict[str, Tensor]:
             f"{at}.self_attn.o_proj.weight": random.normal(width, rows["q"]),
             f"{at}.post_attention_layernorm.weight": random.norm(width),
         }
-        dense = layer < config.get("first_k_dense_replace", 0) or not config.get("moe_layer_freq", [1] * 9)[layer]
+        dense = (
+            layer < config.get("first_k_dense_replace", 0) or not config.get("moe_layer_freq", [1] * (layer + 1))[layer]
+        )
         if "num_experts" not in config or dense:
             inner = config.get("dense_intermediate_size") or config["intermediate_size"]
             weights |= gated(random, f"{at}.mlp", width, inner)

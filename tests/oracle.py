@@ -167,6 +167,8 @@ def decode_one(
     suppress: Sequence[int] = (),
     early_stop: bool = True,
     free_first_token: bool = False,
+    edit_threshold: float | None = None,
+    edit_forwards: int = 16,
     shift: int = 0,
     block_causal: int = 0,
 ) -> OracleResult:
@@ -175,6 +177,7 @@ def decode_one(
     strategy: "leap", "threshold" (confidence > threshold), or "full" (one token a forward). base_entropy: the first set
     of the decision is { entropy <= base_entropy } instead of { confidence > threshold } (5.5).
     infill: decode the masks inside the prompt instead of new ones behind it; an EOS then ends nothing.
+    edit_threshold: LLaDA2.1's editing (decoders.md 2.16), by base rows, on either strategy.
     """
     if strategy not in ("leap", "threshold", "full"):
         raise ValueError(f"unknown strategy {strategy!r}")
@@ -211,7 +214,14 @@ def decode_one(
         assert block_length is not None
         blocks = blocks_of(start, length, block_length, block_causal)
     for block in blocks:
-        while any(masked[position] for position in block):
+        forwards_when_clean = 0
+        while True:
+            clean = not any(masked[position] for position in block)
+            if clean and (edit_threshold is None or forwards_when_clean == edit_forwards):
+                break
+            forwards_when_clean += clean
+            # Tokens of ours that the block holds before this forward: not the prompt's, not those given with the masks.
+            editable = [position for position in block if steps[position] > 0]
             targets = [position for position in block if masked[position]]
 
             # --- Section 2: candidates, from the preceding forward's base rows, for positions masked now.
@@ -224,7 +234,7 @@ def decode_one(
                     found = candidates_of(previous_logits[row], previous_probabilities[row], eta)
                     if found:
                         candidates[target] = found
-            if len(targets) == 1:  # 2.3
+            if len(targets) <= 1:  # 2.3
                 candidates = {}
 
             # --- Section 3: the rows. Base rows: all, or those of block-causal blocks up to the current one.
@@ -291,7 +301,7 @@ def decode_one(
                         accept[target] = "confident"
                     elif converged:
                         accept[target] = "converged"
-            if not accept:  # 5.2: the highest confidence, the lowest position on a tie
+            if not accept and targets:  # 5.2: the highest confidence, the lowest position on a tie
                 best = targets[0]
                 for target in targets:
                     if c[target] > c[best]:
@@ -306,9 +316,19 @@ def decode_one(
                 masked[target] = False
                 steps[target] = nfe
                 reasons[target] = reason
+            edited = False
+            if edit_threshold is not None:
+                for position in editable:
+                    row = max(position - shift, 0)
+                    token = first_argmax(row_logits[row])
+                    if token != canvas[position] and row_probabilities[row][token] > float32(edit_threshold):
+                        canvas[position], steps[position], reasons[position] = token, nfe, "confident"
+                        edited = True
 
             previous_logits = row_logits[:base_rows]
             previous_probabilities = row_probabilities[:base_rows]
+            if clean and not edited:
+                break
 
         # --- 6.2: the block is finished. Stop at the first EOS, and fill everything after it.
         eos_positions = [position for position in block if canvas[position] in eos_ids]

@@ -183,7 +183,19 @@ def float32(number: float) -> float:
     return torch.tensor(number, dtype=torch.float32).item()
 
 
-def threshold(sample: Sample, *, threshold: float = 0.9, parity: str | None = None) -> None:
+def threshold(
+    sample: Sample,
+    *,
+    threshold: float = 0.9,
+    parity: str | None = None,
+    edit_threshold: float | None = None,
+    edit_forwards: int = 16,
+) -> None:
+    if edit_threshold is not None:
+        assert parity is None
+        with_edits(sample, threshold, edit_threshold, edit_forwards)
+        return
+
     def choose(masks: list[int], p: Tensor) -> list[int]:
         c = {i: float((sample.exact if parity else p)[i].max()) for i in masks}
         order = by_falling(masks, c.get)
@@ -192,6 +204,30 @@ def threshold(sample: Sample, *, threshold: float = 0.9, parity: str | None = No
         return [i for n, i in enumerate(order) if n == 0 or c[i] > float32(threshold)]
 
     by_block(sample, choose)
+
+
+def with_edits(sample: Sample, threshold: float, edit_threshold: float, edit_forwards: int) -> None:
+    """LLaDA2.1: after the masks of a block are gone, up to `edit_forwards` forwards more, until one changes nothing."""
+    for block in sample.blocks():
+        post, done = 0, False
+        while not done:
+            masks = sample.masks(block)
+            if not masks:
+                post += 1
+                if post > edit_forwards:
+                    break
+            held = [i for i in block if i not in masks]
+            p = sample.run()
+            y = {i: first_argmax(p[i]) for i in block}
+            sure = [i for i in masks if p[i, y[i]] > float32(threshold)]
+            for i in sure or by_falling(masks, lambda i, p=p, y=y: float(p[i, y[i]]))[:1]:
+                sample.commit(i, y[i])
+            changed = [i for i in held if y[i] != sample.canvas[i] and p[i, y[i]] > float32(edit_threshold)]
+            for i in changed:
+                sample.canvas[i], sample.steps[i] = y[i], sample.nfe
+            done = not masks and not changed
+        if sample.ends(block):
+            return
 
 
 def factor(sample: Sample, *, factor: float = 1.0, parity: str | None = None) -> None:

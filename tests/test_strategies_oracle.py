@@ -130,6 +130,11 @@ OPTIONS: dict[str, Callable[[random.Random, int, int], dict[str, Any]]] = {
         "threshold": rng.choice([0.3, 0.6, 0.9]),
         "parity": rng.choice([None, "fast_dllm"]),
     },
+    "threshold, edited": lambda rng, blocks, new: {
+        "threshold": rng.choice([0.3, 0.6]),
+        "edit_threshold": rng.choice([0.0, 0.2, 0.4, 0.6]),
+        "edit_forwards": rng.choice([0, 1, 3, 16]),
+    },
     "factor": lambda rng, blocks, new: {
         "factor": rng.choice([0.5, 1.0, 2.5]),
         "parity": rng.choice([None, "fast_dllm"]),
@@ -180,6 +185,7 @@ def check_random_case(strategy: str, seed: int) -> Any:
     rng = random.Random(seed)
     new, block = rng.randint(1, 16), rng.randint(1, 9)
     options = OPTIONS[strategy](rng, -(-new // block), new)
+    strategy = strategy.split(",")[0]
     if options.get("remasking") == "random":
         options["parity"] = None
     canvas = {"max_new_tokens": new, "block_length": block, "early_stop": rng.random() < 0.7}

@@ -60,9 +60,20 @@ def backbone_for(model: Any, spec: ModelSpec) -> Backbone:
 
 
 def unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT one, which computes the same; anything else as it is."""
+    """The transformers model inside a PEFT one, whose layers hold the adapters; anything else as it is.
+
+    Raises ModelError for adapters that are not in the layers.
+    """
     base = getattr(model, "get_base_model", None) if isinstance(model, nn.Module) else None
-    return base() if callable(base) else model
+    if not callable(base):
+        return model
+    for name, config in dict(getattr(model, "peft_config", None) or {}).items():
+        if getattr(config, "is_prompt_learning", False) or getattr(config, "is_adaption_prompt", False):
+            raise ModelError(
+                f"adapter {name!r} ({type(config).__name__}) puts learned tokens in front of every forward, and decode "
+                "runs rows of its own. Adapters inside of layers (LoRA, IA3 and their like) work."
+            )
+    return base()
 
 
 class TransformersBackbone:

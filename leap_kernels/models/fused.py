@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that a checkpoint stores in one piece and the stock class in several: LLaDA2's queries, keys and values."""
+"""Weights that a checkpoint stores in one piece and the stock class in several (LLaDA2's queries, keys and values), or
+in many pieces and the stock class in one (experts)."""
 
 from __future__ import annotations
 
@@ -12,21 +13,19 @@ import torch
 
 from ..errors import CheckpointError, expected
 
-__all__ = ["splitting"]
+__all__ = ["converting"]
 
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def splitting(fused: Mapping[str, tuple[str, ...]], config: Any) -> Iterator[None]:
-    """For the length of a `from_pretrained` of `config`'s model type, split the weights named in `fused`.
+def converting(fused: Mapping[str, tuple[str, ...]], config: Any, *, split_among_processes: bool) -> Iterator[None]:
+    """For the length of a `from_pretrained` of `config`'s model type, split the weights named in `fused`, and merge
+    experts without a copy in between.
 
     transformers keeps one table of conversions a model type and takes them from nowhere else, so ours is put into that
     table and taken out again, one load at a time.
     """
-    if not fused:
-        yield
-        return
     from transformers import conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
@@ -37,11 +36,27 @@ def splitting(fused: Mapping[str, tuple[str, ...]], config: Any) -> Iterator[Non
             WeightConverter(name, list(pieces), operations=[_split([_rows(piece, config) for piece in pieces])])
             for name, pieces in fused.items()
         ]
-        table.register_checkpoint_conversion_mapping(config.model_type, own + list(before or []), overwrite=True)
+        # Processes that share a model get parts of experts, which transformers' own operations know about.
+        merging = [each if split_among_processes else _merging(each) for each in before or []]
+        if not own and all(new is old for new, old in zip(merging, before or [], strict=True)):
+            yield
+            return
+        table.register_checkpoint_conversion_mapping(config.model_type, own + merging, overwrite=True)
         try:
             yield
         finally:
             table.register_checkpoint_conversion_mapping(config.model_type, before, overwrite=True)
+
+
+def _merging(conversion: Any) -> Any:
+    """A conversion of transformers' that merges experts, as one that needs no memory beside the result; others as
+    they are."""
+    from transformers.core_model_loading import WeightConverter
+
+    steps = [(type(step).__name__, getattr(step, "dim", None)) for step in getattr(conversion, "operations", ())]
+    if steps not in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)]):
+        return conversion
+    return WeightConverter(list(conversion.source_patterns), list(conversion.target_patterns), operations=[_merge()])
 
 
 def _rows(piece: str, config: Any) -> int:
@@ -70,3 +85,35 @@ def _split(rows: list[int]) -> Any:
             raise NotImplementedError("a loaded model is saved under the stock class's own names")
 
     return Split()
+
+
+def _merge() -> Any:
+    """An operation of transformers' loader: the experts' weights, those of several names below each other, in one."""
+    from transformers.core_model_loading import ConversionOps
+
+    class Merge(ConversionOps):  # type: ignore[misc, unused-ignore]
+        @torch.no_grad()
+        def convert(
+            self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any
+        ) -> dict[str, Any]:
+            parts = [input_dict.pop(name, []) for name in source_patterns]
+            count, rows = len(parts[0]), [part[0].shape[0] if part else 0 for part in parts]
+            if not all(len(part) == count > 0 for part in parts):
+                raise CheckpointError(
+                    f"{[len(part) for part in parts]} experts of {source_patterns}: not as many each."
+                )
+            merged = parts[0][0].new_empty((count, sum(rows), parts[0][0].shape[1]))
+            for places, part in zip(merged.split(rows, 1), parts, strict=True):
+                for place, weight in zip(places, part, strict=True):
+                    if place.shape != weight.shape:  # which copy_ might broadcast
+                        raise CheckpointError(
+                            f"experts of {tuple(place.shape)} and {tuple(weight.shape)} in one layer."
+                        )
+                    place.copy_(weight)
+            return {target_patterns[0]: merged}
+
+        @property
+        def reverse_op(self) -> ConversionOps:
+            raise NotImplementedError("a loaded model is saved under the stock class's own names")
+
+    return Merge()

@@ -105,6 +105,11 @@ def _parameters(model: nn.Module, entry: Entry, config: Any) -> Iterator[tuple[s
         if fused is None or parameter.shape[0] != sum(rows):
             yield stock_name(name, entry.names), parameter
             continue
+        if type(parameter.data) is not Tensor:
+            raise ModelError(
+                f"{name} is a {type(parameter.data).__name__}, of which queries, keys and values are no slices. "
+                "Quantise the stock model instead: leap_kernels.load(path)."
+            )
         for piece, part in zip(_PIECES, parameter.detach().split(rows), strict=True):
             own = stock_name(name.replace(f".{fused}.", f".{piece}."), entry.names)
             yield own, nn.Parameter(part, requires_grad=False)

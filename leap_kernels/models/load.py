@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import torch
 
 from ..errors import CheckpointError, ConfigError, LeapError, ModelError, expected
 from .files import differences, refuse_broken_index, refuse_own_head, refuse_pickle
-from .fused import splitting
+from .fused import converting
+from .parallel import checked_plan, plan_arguments
 from .registry import Entry, entry_for
 from .rope import keep_float32
 from .spec import ModelSpec
@@ -27,7 +29,7 @@ TESTED_TRANSFORMERS = ("5.0", "5.24")  # oldest and newest release that the test
 TINY = Path(__file__).parent / "tiny"  # the bundled model, named "tiny"
 
 
-def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, tp_plan: str | None = None) -> Any:
+def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, tp_plan: Any = None) -> Any:
     """Load a diffusion language model into a stock transformers class.
 
     Args:
@@ -35,7 +37,8 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
         dtype: a torch.dtype or its name. "auto" takes the checkpoint's own, except that half precision becomes
             float32 on a CPU, where it would be slower and less exact.
         device: where the model goes, such as "cuda"; None leaves it on the CPU.
-        tp_plan: handed to transformers, "auto" for tensor parallelism.
+        tp_plan: "auto" splits the layers among the processes that torchrun started, by transformers' plan for the
+            class, on the device of each; a dict overrides rules of that plan. Needs accelerate.
 
     Returns:
         The model in eval mode, with "leap" attention and its ModelSpec as `model.leap_spec`.
@@ -43,7 +46,7 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
     Raises:
         ModelError: an architecture without a registry entry, or one without a mask token.
         CheckpointError: no safetensors file, or a missing, unexpected or misshapen weight.
-        ConfigError: an unknown dtype or device.
+        ConfigError: an unknown dtype or device, or a tp_plan that cannot be followed here.
     """
     import transformers
 
@@ -52,21 +55,27 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
     _warn_untested(transformers.__version__)
     folder = _resolve(path_or_repo)
     target = _device(device)
+    own_device = target if tp_plan is None else checked_plan(tp_plan, device)
     with _quiet(transformers), _as_checkpoint_error(f"{path_or_repo} does not load"):
         raw = _config_dict(folder)
         name, entry = entry_for(raw)
+        _refuse_quantised(raw)
         if entry.masked_lm and raw.get("mask_token_id") is None:
             raw = raw | _of_tokenizer(folder)
         spec = entry.spec(raw)
-        dtype = _dtype(dtype, raw, target)
+        dtype = _dtype(dtype, raw, own_device)
+        parallel = plan_arguments(tp_plan, entry)
         refuse_pickle(folder)
         refuse_broken_index(folder)
         register()
 
         model_class = getattr(transformers, entry.model_class)
         config = model_class.config_class(**entry.config(raw))
+        if dtype == torch.float64:
+            config._experts_implementation = "eager"  # torch's grouped product does not know this dtype
         try:
-            with splitting(entry.fused, config):
+            converted = converting(entry.fused, config, split_among_processes=tp_plan is not None)
+            with converted, _one_by_one(entry):
                 model, info = model_class.from_pretrained(
                     folder,
                     config=config,
@@ -76,7 +85,7 @@ def load(path_or_repo: str | Path, *, dtype: Any = "auto", device: Any = None, t
                     ignore_mismatched_sizes=True,  # so that they are listed, and refused, with the others
                     output_loading_info=True,
                     attn_implementation=NAME,
-                    **({"tp_plan": tp_plan} if tp_plan is not None else {}),
+                    **parallel,
                 )
         except RuntimeError as error:  # a conversion that failed; transformers does not say where
             problems = differences(folder, entry, model_class, config)
@@ -204,6 +213,17 @@ def _config_dict(folder: str) -> dict[str, Any]:
     return raw
 
 
+def _refuse_quantised(raw: dict[str, Any]) -> None:
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", quantised) if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"config.json declares quantised weights ({method}), which load does not read. Load the checkpoint they "
+            "were made from and quantise that model, or let transformers quantise load(path).save_pretrained(folder) "
+            "(docs/swap.md)."
+        )
+
+
 def _device(device: Any) -> torch.device | None:
     if device is None:
         return None
@@ -221,6 +241,25 @@ def _dtype(dtype: Any, raw: dict[str, Any], device: torch.device | None) -> torc
     if dtype == "auto" and (device is None or device.type == "cpu") and resolved.itemsize < 4:
         return torch.float32
     return resolved
+
+
+@contextlib.contextmanager
+def _one_by_one(entry: Entry) -> Iterator[None]:
+    """Read weights when they are needed, where transformers would read all ahead: of those it merges or splits, which
+    are then new tensors, there would be two copies if they change their dtype as well."""
+    if not entry.fused and "Moe" not in entry.model_class:
+        yield
+        return
+    switch = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(switch, None)
+        else:
+            os.environ[switch] = before
 
 
 @contextlib.contextmanager

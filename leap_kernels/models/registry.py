@@ -269,8 +269,8 @@ _LLADA2 = Entry(
     licence="Apache-2.0",
     citation="Bie et al., LLaDA2.0: Scaling Up Diffusion Language Models to 100B, arXiv:2512.15745; LLaDA2.1: "
     "Bie et al., arXiv:2602.08676",
-    note="Queries, keys and values are stored in one piece and are split on loading. LLaDA2.1's token editing is not "
-    "implemented: what is committed stays.",
+    note="Queries, keys and values are stored in one piece and are split on loading. LLaDA2.1 corrects itself when "
+    "told to: `edit_threshold=0.9` (its config.json is that of LLaDA2.0, so this is no recommended setting).",
 )
 
 # --- SDAR: a Qwen3 that sees blocks --------------------------------------------------------------------------------

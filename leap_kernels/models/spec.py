@@ -102,8 +102,13 @@ def limits_of(model: Any) -> dict[str, int]:
     """`vocab_size` and `max_positions` of a transformers model, as far as it has them."""
     limits: dict[str, int] = {}
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and hasattr(head, "weight"):
-        limits["vocab_size"] = int(head.weight.shape[0])
+    # Quantised weights may be packed in any shape, or be no tensors.
+    width = getattr(head, "out_features", None)
+    shape = getattr(getattr(head, "weight", None), "shape", None)
+    if width is None and shape is not None:
+        width = shape[0]
+    if width is not None:
+        limits["vocab_size"] = int(width)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         limits["max_positions"] = positions

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..statistics import RowStatistics
 
 __all__ = [
+    "BLOCK_ROWS",
     "CANDIDATES",
     "CANVAS",
     "FULL_ATTENTION",
@@ -34,6 +35,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_range",
+    "check_runs_on",
     "even_share",
     "noise",
     "ranks",
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 CANDIDATES, NEXT_BLOCK, CANVAS = "candidates", "next block", "canvas"
-NO_SHIFT, FULL_ATTENTION, NEW_TOKENS = "no shift", "full attention", "new tokens"
+BLOCK_ROWS, NO_SHIFT, FULL_ATTENTION, NEW_TOKENS = "block rows", "no shift", "full attention", "new tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +102,9 @@ class Strategy:
     needs: ClassVar[frozenset[str]] = frozenset()
     """What costs something and is done only for rules that name it. "candidates": the loop keeps the tokens with
     p >= `eta` of each forward for the next one. "next block": it calls `look_into`. "canvas": rows outside of the block
-    are read, which caches and block-causal models do not always compute. And models that it does not run on: "no shift"
-    refuses those with shifted logits, "full attention" those that are block-causal. "new tokens" refuses infilling."""
+    are read, which caches and block-causal models do not always compute. "block rows": those of tokens in the block are
+    read, which cache="delayed" does not compute. And what it does not run on: "no shift" refuses models with shifted
+    logits, "full attention" those that are block-causal, "new tokens" infilling."""
     revises: ClassVar[bool] = False
     """Whether it may change or mask again what it has committed in the current block; it is streamed by blocks then."""
     whole_canvas: ClassVar[bool] = False
@@ -190,6 +193,20 @@ def reasons(qualified: Tensor, rank: Tensor, targets: Tensor) -> Tensor:
     qualified = qualified & (targets >= 0)
     first = (rank == 0) & (targets >= 0) & ~qualified.any(1, keepdim=True)
     return torch.where(qualified, CONFIDENT, torch.where(first, FORCED, 0)).to(torch.int32)
+
+
+def check_runs_on(strategy: Strategy, *, shift: int, block_causal: int, cache: str, infill: bool) -> None:
+    """ConfigError for a rule that this model, cache or task does not give what it `needs`."""
+    for need, missing, why in (
+        (CANVAS, block_causal, "reads rows of the whole canvas, which block-causal models do not compute every time"),
+        (CANVAS, cache != "none", f"reads rows of the whole canvas, which cache={cache!r} does not compute every time"),
+        (BLOCK_ROWS, cache == "delayed", "with edits reads tokens that are committed; cache='delayed' leaves them out"),
+        (NEW_TOKENS, infill, "decodes what is behind the prompt; with infill=True nothing is"),
+        (NO_SHIFT, shift, "does not run on models with shifted logits (docs/strategies.md says why)"),
+        (FULL_ATTENTION, block_causal, "does not run on models that are block-causal (docs/strategies.md says why)"),
+    ):
+        if missing and need in strategy.needs:
+            raise ConfigError(f"strategy {strategy.name!r} {why}.")
 
 
 def even_share(masks: int, steps: int, step: int) -> int:

@@ -14,7 +14,8 @@ from ..errors import ConfigError, expected
 from ..ops import Superposed, Switches, check_consistency, superpose
 from ..ops.validation import flag
 from ..statistics import RowStatistics
-from .base import CANDIDATES, BaseRule, Decision, Strategy, View, check_range
+from .base import CANDIDATES, BaseRule, Decision, View, check_range
+from .editing import MOST_EDIT_FORWARDS, Edits
 from .entropy import Entropy
 from .entropy_threshold import EntropyThreshold
 from .factor import Factor
@@ -28,7 +29,7 @@ BASES: dict[str, Callable[[], BaseRule | None]] = {
 
 
 @dataclass(frozen=True)
-class Leap(Strategy):
+class Leap(Edits):
     """Append copies of the masked tokens and their likely values; commit what the copies predict as well.
 
     accept = { i : c_i > threshold } + { i : copy's argmax = y_i and c_i >= tau }, at least one (paper Eqs. 8 to 11).
@@ -57,6 +58,11 @@ class Leap(Strategy):
     base: str | BaseRule = "threshold"
     """The rule whose set is kept beside what the copies agree on: "threshold" (with the `threshold` above), "factor",
     "entropy" or "entropy_threshold" with their defaults, or an object such as EntropyThreshold(0.45)."""
+    edit_threshold: float | None = None
+    """Probability above which another token replaces one committed in the current block, by base rows alone, in [0, 1];
+    LLaDA2.1 uses 0.9. None: what is committed stays."""
+    edit_forwards: int = MOST_EDIT_FORWARDS
+    """With `edit_threshold`: forwards for edits alone that a block without masks gets at most, at least 0."""
 
     name: ClassVar[str] = "leap"
     needs: ClassVar[frozenset[str]] = frozenset({CANDIDATES})
@@ -73,6 +79,9 @@ class Leap(Strategy):
             raise ConfigError(expected("base", what, repr(self.base)))
         if self.base != "threshold" and self.threshold != Leap.threshold:
             raise ConfigError('threshold belongs to base="threshold". Pass an object: base=EntropyThreshold(0.45).')
+        if getattr(self.base, "edit_threshold", None) is not None:
+            raise ConfigError("edit_threshold is an option of leap itself, not of its base.")
+        self.check_edits()
 
     @property
     def switches(self) -> Switches:
@@ -81,7 +90,7 @@ class Leap(Strategy):
         )
 
     def superpose(self, view: View, state: Any) -> Superposed | None:
-        if view.cand_ids is None or view.cand_counts is None:
+        if view.cand_ids is None or view.cand_counts is None or not view.targets.shape[1]:
             return None
         return superpose(
             view.ids, view.pos, view.targets, view.cand_ids, view.cand_counts,
@@ -98,7 +107,7 @@ class Leap(Strategy):
             phi=self.threshold, tau=self.tau, kappa=self.copy_threshold, keep_confident=self.keep_confident,
             base_accept=None if base is None else base.qualifies(stats, view), backend=view.backend,
         )  # fmt: skip
-        return Decision(stats.top1, verdict.reason)
+        return self.with_edits(Decision(stats.top1, verdict.reason), stats, view, state)
 
 
 def _looks_ahead(view: View) -> Tensor:
