@@ -63,7 +63,7 @@ def test_unknown_arguments_are_refused_by_name():
     refused(ConfigError, "unknown argument steps for strategy 'leap'", steps=4)
     refused(
         ConfigError,
-        "unknown argument tau for strategy 'threshold', which has the options parity, threshold",
+        "unknown argument tau for strategy 'threshold', which has the options edit_forwards, edit_threshold, parity, t",
         strategy="threshold",
         tau=0.5,
     )
