@@ -15,6 +15,7 @@ Exit code: 0 when everything ran, 1 when something is wrong, 3 when something co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -101,18 +102,18 @@ def _parent(args: argparse.Namespace, steps: list[Step]) -> int:
         out = args.out or (Path(tempfile.mkdtemp(prefix="gpu_check_dry_run_")) if args.dry_run else RESULTS)
         out.mkdir(parents=True, exist_ok=True)
         unnamed = state / "rows.csv"
-        outcomes = []
+        name, outcomes = "", []
         for i, step in enumerate(steps):
             reserved = sum(later.expected for later in steps[i + 1 :])
             left = args.seconds - (time.monotonic() - began)
             limit = min(step.limit, max(left - reserved, min(left, 5)))
             outcomes.append(_run(args, step, state, unnamed, step.limit * DRY_SLACK if args.dry_run else limit))
+            name = name or _name(state, args.only)
+            if unnamed.exists():  # after each step, so that a check which is cut short leaves what it has
+                (out / f"{name}.csv").write_text(unnamed.read_text())
             if step.name == "environment" and outcomes[-1].bad:
                 break  # without a GPU there is nothing to find out
-        name = "gpu_check-" + (_slug((state / "gpu").read_text()) if (state / "gpu").exists() else "nothing")
         rows = list(csv.DictReader(unnamed.open(newline=""))) if unnamed.exists() else []
-        if rows:
-            (out / f"{name}.csv").write_text(unnamed.read_text())
         floors = _floors(rows, args.dry_run)
         simulated = _simulated(state)
     print(_report(outcomes, floors, simulated, time.monotonic() - began, args.dry_run))
@@ -126,6 +127,12 @@ def _parent(args: argparse.Namespace, steps: list[Step]) -> int:
     if any(outcome.bad and outcome.proves for outcome in outcomes):
         return 1
     return 3 if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _name(state: Path, only: list[str] | None) -> str:
+    """What the results are called: by the GPU, and by the steps where they are not all, to leave a full run's alone."""
+    gpu = (state / "gpu").read_text() if (state / "gpu").exists() else "nothing"
+    return "-".join(["gpu_check", _slug(gpu), *map(_slug, only or ())])
 
 
 def _run(args: argparse.Namespace, step: Step, state: Path, rows: Path, limit: float) -> Outcome:
@@ -147,16 +154,17 @@ def _run(args: argparse.Namespace, step: Step, state: Path, rows: Path, limit: f
 
 
 def run_limited(command: list[str], limit: float) -> int | None:
-    """The exit code of a command, or None when it had to be stopped; the processes it started are stopped with it."""
+    """The exit code of a command, or None when it had to be stopped; what it started and left running is stopped too,
+    so that it does not share the GPU with the steps that follow."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def _floors(rows: list[dict[str, str]], dry: bool) -> list[Floor]:

@@ -128,6 +128,7 @@ def test_flex_mask_is_the_rule(changes: dict[str, int]) -> None:
     assert 0 < mask.float().mean() < 1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("op", "baseline"),
     [(c.op, b) for c in CASES.values() for b in c.baselines if not b.gpu],

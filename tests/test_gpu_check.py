@@ -22,7 +22,9 @@ import torch
 from gpu_steps import floors
 from gpu_steps.llada_step import SMALL, Steps
 from gpu_steps.steps import steps
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from leap_kernels import Rows
 from leap_kernels.bench.cases import CASES
 from leap_kernels.bench.session import shape_text
 
@@ -55,14 +57,25 @@ time.sleep(60)
     began = time.monotonic()
     assert gpu_check.run_limited([sys.executable, "-c", child], 3.0) is None
     assert time.monotonic() - began < 20
-    state = Path(f"/proc/{file.read_text()}/stat")
+    assert_ended(int(file.read_text()))
+    assert gpu_check.run_limited([sys.executable, "-c", "raise SystemExit(7)"], 30.0) == 7
+
+
+def test_what_a_step_leaves_running_is_stopped(tmp_path: Path) -> None:
+    """A sanitizer that is stopped for its time leaves the process behind that it examined."""
+    file = tmp_path / "pid"
+    child = f"import subprocess; open({str(file)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))"
+    assert gpu_check.run_limited([sys.executable, "-c", child], 30.0) == 0
+    assert_ended(int(file.read_text()))
+
+
+def assert_ended(process: int) -> None:
+    state = Path(f"/proc/{process}/stat")
     for _ in range(100):
         if not state.exists() or state.read_text().split(") ")[1][0] == "Z":
-            break
+            return
         time.sleep(0.05)
-    else:
-        pytest.fail("the grandchild is still running")
-    assert gpu_check.run_limited([sys.executable, "-c", "raise SystemExit(7)"], 30.0) == 7
+    pytest.fail(f"process {process} is still running")
 
 
 @pytest.fixture
@@ -86,7 +99,8 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
 
         monkeypatch.setattr(gpu_check, "run_limited", step)
         code = gpu_check.main(["--out", str(tmp_path), *flags])
-        return code, json.loads((tmp_path / "gpu_check-nvidia-h200.json").read_text())
+        (report,) = tmp_path.glob("gpu_check-nvidia-h200*.json")
+        return code, json.loads(report.read_text())
 
     return run
 
@@ -125,8 +139,10 @@ def test_without_a_gpu_the_rest_is_not_tried(check: Any) -> None:
     assert len(report["outcomes"]) == 1
 
 
-def test_only(check: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only(check: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some steps alone do not write over the results of all."""
     _, report = check({}, "--only", "graphs", "decode step")
+    assert (tmp_path / "gpu_check-nvidia-h200-graphs-decode-step.json").exists()
     assert [outcome["step"] for outcome in report["outcomes"]] == ["environment", "graphs", "decode step"]
     assert gpu_check.main(["--only", "nonsense"]) == 2
     assert "no such step: nonsense" in capsys.readouterr().err
@@ -229,6 +245,31 @@ def test_the_block_reads_the_store_and_writes_its_own_rows(small_steps: Steps) -
             assert not torch.allclose(small_steps.forward_block(), before, atol=1e-3)
         finally:
             keys.copy_(kept)
+
+
+class NoLookAtValues(TorchDispatchMode):
+    """Refuses what would make the host wait for a GPU: reading a value, sizes that depend on values, copies to it."""
+
+    WAIT = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal", "lift_fresh")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        assert not {name, name.lstrip("_")} & set(self.WAIT), name
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+            assert not any(t is not None and t.dtype == torch.bool for t in args[1]), "a mask as an index"
+        return func(*args, **(kwargs or {}))
+
+
+def test_steps_do_not_look_at_values(small_steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What "no syncs" and the graphs need of a step on a GPU, where rows are never dense, as far as a CPU can tell."""
+    monkeypatch.setattr(Rows, "dense", False)
+    steps = {"torch only": small_steps.torch_only, **small_steps.all()}
+    for step in steps.values():
+        step()
+        with NoLookAtValues(), torch.inference_mode():
+            step()
+    with pytest.raises(AssertionError, match="is_nonzero"), NoLookAtValues():
+        bool(torch.ones(1))
 
 
 def test_a_step_commits_and_counts(small_steps: Steps) -> None:

@@ -170,7 +170,7 @@ def sanitizer(context: Context) -> str:
         command = [program, "--tool", tool, "--error-exitcode", "9", *child, "--csv", str(context.csv)]
         try:
             run: Any = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # what it examined goes on; gpu_check stops it when this step ends
             done.append(f"{tool} did not finish within 60 s")
             continue
         print(run.stdout[-3000:], run.stderr[-1000:])

@@ -58,10 +58,12 @@ def baseline_rows(
         if (baseline.gpu and not device.is_gpu) or not installed(baseline.package):
             continue
         try:
-            call = baseline.build(inputs)
-            check_baseline(case, baseline, inputs, call())
-            graphs = (device.is_gpu or dry) and not baseline.compiled
-            _record(session, case, baseline.name, shape, dtype, call, case.cost(inputs), graphs=graphs)
+            # One mode for checking and timing: torch.compile would compile again under another.
+            with torch.no_grad():
+                call = baseline.build(inputs)
+                check_baseline(case, baseline, inputs, call())
+                graphs = (device.is_gpu or dry) and not baseline.compiled
+                _record(session, case, baseline.name, shape, dtype, call, case.cost(inputs), graphs=graphs)
         except Exception as error:  # somebody else's code, and the other figures are still wanted
             problems.append(f"{baseline.name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return problems
@@ -85,7 +87,7 @@ def _record(
     cost: Any, *, graphs: bool,
 ) -> None:  # fmt: skip
     device = session.device
-    with torch.inference_mode():
+    with torch.no_grad():
         session.add(case.op, what, shape, dtype, COLD if device.is_gpu else CLOCK, device.times(call), cost)
         if graphs:
             session.add(case.op, what, shape, dtype, HOT, device.graph_times([call]), cost)

@@ -8,6 +8,9 @@ imported at its first use so that importing this package needs no triton.
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,54 +56,30 @@ SCHEMAS = {
 for _name, _schema in SCHEMAS.items():
     torch.library.define(f"{NAMESPACE}::{_name}", _schema)
 
-torch.library.impl(f"{NAMESPACE}::top_eta", "CPU")(candidates_reference.top_eta)
-torch.library.impl(f"{NAMESPACE}::superpose", "CPU")(superposition_reference.superpose)
-torch.library.impl(f"{NAMESPACE}::superposed_attention", "CPU")(attention_reference.superposed_attention)
-torch.library.impl(f"{NAMESPACE}::check_consistency", "CPU")(consistency_reference.check_consistency)
-torch.library.impl(f"{NAMESPACE}::row_kl", "CPU")(divergence_reference.row_kl)
-torch.library.impl(f"{NAMESPACE}::sample_rows", "CPU")(sampling_reference.sample_rows)
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "top_eta": candidates_reference.top_eta,
+    "superpose": superposition_reference.superpose,
+    "superposed_attention": attention_reference.superposed_attention,
+    "check_consistency": consistency_reference.check_consistency,
+    "row_kl": divergence_reference.row_kl,
+    "sample_rows": sampling_reference.sample_rows,
+}
 
 
-@torch.library.impl(f"{NAMESPACE}::top_eta", "CUDA")
-def _top_eta_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from .candidates.kernel import launch
+def _launcher(package: str) -> Callable[..., Any]:
+    """The Triton launcher beside a reference; its module is imported at the first call."""
 
-    return launch(*args)
+    @functools.cache
+    def launch() -> Callable[..., Any]:
+        found: Callable[..., Any] = importlib.import_module(f"{package}.kernel").launch
+        return found
 
-
-@torch.library.impl(f"{NAMESPACE}::superpose", "CUDA")
-def _superpose_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from .superposition.kernel import launch
-
-    return launch(*args)
+    return lambda *args: launch()(*args)
 
 
-@torch.library.impl(f"{NAMESPACE}::superposed_attention", "CUDA")
-def _superposed_attention_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from .attention.kernel import launch
-
-    return launch(*args)
-
-
-@torch.library.impl(f"{NAMESPACE}::check_consistency", "CUDA")
-def _check_consistency_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from .consistency.kernel import launch
-
-    return launch(*args)
-
-
-@torch.library.impl(f"{NAMESPACE}::row_kl", "CUDA")
-def _row_kl_cuda(*args: Any) -> Tensor:
-    from .divergence.kernel import launch
-
-    return launch(*args)
-
-
-@torch.library.impl(f"{NAMESPACE}::sample_rows", "CUDA")
-def _sample_rows_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from .sampling.kernel import launch
-
-    return launch(*args)
+for _name, _reference in REFERENCES.items():
+    torch.library.impl(f"{NAMESPACE}::{_name}", "CPU")(_reference)
+    torch.library.impl(f"{NAMESPACE}::{_name}", "CUDA")(_launcher(_reference.__module__.rpartition(".")[0]))
 
 
 @torch.library.register_fake(f"{NAMESPACE}::top_eta")
