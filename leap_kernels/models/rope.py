@@ -46,8 +46,8 @@ def repair_frequencies(model: nn.Module) -> None:
     for module in model.modules():
         rounded = [  # one table, or one for each kind of layer (ModernBERT)
             (name, value)
-            for name, value in module.named_buffers(recurse=False)
-            if name.endswith("inv_freq") and value.dtype in (torch.float16, torch.bfloat16)
+            for name, value in module._buffers.items()
+            if value is not None and name.endswith("inv_freq") and value.dtype in (torch.float16, torch.bfloat16)
         ]
         if rounded and hasattr(module, "config"):
             warnings.warn(
@@ -65,9 +65,9 @@ def refuse_broken_rope(model: nn.Module) -> None:
 
     Code written for transformers 4 leaves them uninitialised under 5, without a word.
     """
-    for module in model.modules():
-        table, config = getattr(module, "inv_freq", None), getattr(module, "config", getattr(model, "config", None))
-        if not isinstance(table, Tensor) or table.dim() != 1 or config is None or not table.numel() or table.is_meta:
+    for module in _rotary_modules(model):
+        table, config = module.inv_freq, getattr(module, "config", getattr(model, "config", None))
+        if table.dim() != 1 or config is None or not table.numel() or table.is_meta:
             continue
         rope = getattr(config, "rope_parameters", None) or {}
         theta = rope.get("rope_theta") or getattr(config, "rope_theta", None)
