@@ -276,7 +276,8 @@ class Loop:
         if canvas.sample:
             done = canvas.span(0, canvas.block[0])[0] if self.strategy.revises else canvas.new_tokens
             tokens = canvas.ids[0, canvas.prompt : canvas.prompt + done]
-        self.stream.follow(tokens, canvas.spec.mask_token_id, canvas.is_eos(tokens))
+        ends = canvas.is_eos(tokens) & self.config.early_stop
+        self.stream.follow(tokens, canvas.spec.mask_token_id, ends)
 
     def _tell_observers(self, made: _Commits, appended: list[int]) -> None:
         canvas, taken = self.canvas, made.reason > 0

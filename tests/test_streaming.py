@@ -55,7 +55,7 @@ def test_what_was_put_is_the_output(strategy):
             plain = decode(random_llama(seed), PROMPT, early_stop=early_stop, **options)
             assert torch.equal(out.sequences, plain.sequences)
             assert got.prompt == [PROMPT.tolist()]
-            assert got.tokens == out.generated[0, : out.new_tokens[0]].tolist()
+            assert got.tokens == out.generated[0, : out.new_tokens[0] if early_stop else None].tolist()
             assert all(got.chunks)
             assert got.calls == ["put"] * (1 + len(got.chunks)) + ["end"]
             ends.add(int(out.new_tokens[0]))
@@ -63,7 +63,7 @@ def test_what_was_put_is_the_output(strategy):
 
 
 def test_an_eos_ends_the_stream_at_once():
-    """Fixed logits, surer on the left: token 4, EOS 1, then tokens 7. Nothing behind the EOS is put."""
+    """Fixed logits, surer on the left: token 4, EOS 1, then tokens 7. Nothing behind the EOS is put, if it ends."""
     table = torch.zeros(9, 8)
     table[torch.arange(9), torch.tensor([5, 4, 1, 7, 7, 7, 7, 7, 7])] = torch.arange(9, 0, -1.0)
     model = lambda ids, position_ids, attention_mask: table[position_ids]  # noqa: E731
@@ -72,7 +72,7 @@ def test_an_eos_ends_the_stream_at_once():
         got = Recorder()
         decode(model, torch.tensor([5]), spec=spec, streamer=got, max_new_tokens=8, block_length=4, strategy="full",
                early_stop=early_stop)  # fmt: skip
-        assert got.chunks == [[4], [1]]
+        assert got.chunks == [[4], [1]] + [[7]] * (0 if early_stop else 6)
 
 
 def test_tokens_are_put_in_the_forward_that_makes_them_contiguous(tiny, tiny_prompts):
