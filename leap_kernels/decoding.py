@@ -52,7 +52,8 @@ def decode(
         config: a DecodeConfig; None takes the model's recommended settings.
         spec: the ModelSpec of a model that does not carry one.
         streamer: for one prompt: an object like transformers' TextStreamer. `put` gets the prompt, then the generated
-            tokens as soon as no mask is left before them, up to the first EOS with `early_stop`; `end` is called once, on errors too.
+            tokens as soon as no mask is left before them, with `early_stop` up to the first EOS; `end` is called once,
+            on errors too.
         observers: called after every forward with a StepEvent; each costs a few reads from the device.
         **overrides: fields of DecodeConfig (`max_new_tokens`, `block_length`, `strategy`, ...) and options of the
             strategy (`threshold`, `tau`, `eta`, ...). Unknown names are refused.
