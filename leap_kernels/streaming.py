@@ -18,8 +18,8 @@ class Stream:
     """The streamer of one `decode` call, as transformers' `generate` treats it, or None for none.
 
     `put` gets the prompt, (1, P), first, which `TextStreamer(skip_prompt=True)` leaves out; then the generated tokens
-    as they become contiguous from the left, (n,) each, with `early_stop` up to the first EOS. `end` is called once, also
-    after an error.
+    as they become contiguous from the left, (n,) each, with `early_stop` up to the first EOS. `end` is called once,
+    also after an error.
     """
 
     def __init__(self, streamer: Any) -> None:
