@@ -98,7 +98,8 @@ class Canvas:
             starts = range(-tail, new, block_length)
             spans = [(max(start, 0), min(start + block_length, new)) for start in starts]
             blocks.append([Block(start, stop, stop - start) for start, stop in spans])
-        return cls._start(ids, n_prompt, list(max_new_tokens), blocks, block_length, spec)
+        longest = max(block.stop - block.start for each in blocks for block in each)
+        return cls._start(ids, n_prompt, list(max_new_tokens), blocks, longest, spec)
 
     @classmethod
     def infill(cls, prompts: list[Tensor], run_length: int | None, spec: ModelSpec) -> Canvas:

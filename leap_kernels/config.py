@@ -77,7 +77,7 @@ class DecodeConfig:
         if not _is_key(self.cache, CACHES):
             raise ConfigError(expected("cache", f"one of {', '.join(CACHES)}", repr(self.cache)))
         check_count("cache_refresh", self.cache_refresh, none=True)
-        if self.cache_refresh is not None and self.cache in ("none", "block"):
+        if self.cache_refresh is not None and CACHES[self.cache].exact:
             raise ConfigError(f"cache_refresh is for approximate caches; cache={self.cache!r} is exact. Leave it out.")
         check_range("temperature", self.temperature, 0, 1e6)
         if self.top_p is not None:
@@ -96,10 +96,10 @@ class DecodeConfig:
             value = getattr(self, name)
             if not _is_int(value) and value is not None and isinstance(value, (Sequence, range)):
                 object.__setattr__(self, name, tuple(value))
-        if not _are_ints(self.max_new_tokens, 1, one=True):
+        if not _are_ints(self.max_new_tokens, 1, one=True) or self.max_new_tokens == ():
             what = "a whole number of at least 1, or one a sample"
             raise ConfigError(expected("max_new_tokens", what, repr(self.max_new_tokens)))
-        if not _are_ints(self.seed, -(2**63), one=True):
+        if not _are_ints(self.seed, -(2**63), one=True) or self.seed == ():
             raise ConfigError(expected("seed", "a whole number, or one a sample", repr(self.seed)))
         if not _are_ints(self.suppress_tokens, 0):
             raise ConfigError(expected("suppress_tokens", "token ids of at least 0", repr(self.suppress_tokens)))
@@ -140,7 +140,7 @@ class DecodeConfig:
 
 
 def resolve(
-    config: DecodeConfig | None, defaults: Mapping[str, Any], overrides: Mapping[str, Any]
+    config: DecodeConfig | None, defaults: Mapping[str, Any], overrides: Mapping[str, Any], *, block_causal: int = 0
 ) -> tuple[DecodeConfig, Strategy]:
     """Settings by rising priority: the model's `defaults` (only without a `config`), `config`, keyword `overrides`.
 
@@ -162,7 +162,8 @@ def resolve(
     )
     if config.infill and says_length:
         raise ConfigError(
-            "max_new_tokens does not go with infill=True, which generates nothing behind the prompt. Leave it out."
+            "max_new_tokens does not go with infill=True (which masked language models recommend): nothing is "
+            "generated behind the prompt. Leave it out, or pass infill=False."
         )
     by_name = not isinstance(config.strategy, Strategy)
     strategy = STRATEGIES[config.strategy]() if isinstance(config.strategy, str) else config.strategy
@@ -182,7 +183,7 @@ def resolve(
         options = {name: value for name, value in recommended.items() if name in known - shared} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
-    if strategy.whole_canvas and not says_block and not config.infill:
+    if strategy.whole_canvas and not says_block and not config.infill and not block_causal:
         length = config.max_new_tokens
         config = dataclasses.replace(config, block_length=length if isinstance(length, int) else max(length))
     check_range("eta", strategy.eta, 1 / 64, 1)  # of a rule that does not check it itself

@@ -17,12 +17,12 @@ from .canvas import Canvas
 from .config import DecodeConfig, resolve
 from .errors import InputError, LeapError, ModelError, expected
 from .infilling import in_callers_columns, to_caller
-from .loop import Loop, Observer
+from .loop import Loop
 from .models.backbone import backbone_for
 from .models.live import adopted
 from .models.load import spec_of
 from .models.spec import ModelSpec
-from .output import DecodeOutput, History, Timing
+from .output import DecodeOutput, History, Observer, Timing
 from .strategies.base import check_runs_on
 from .streaming import Stream
 
@@ -98,7 +98,8 @@ def _decode(
     if spec is not None and own is not None:
         spec.agree_with(own, model)
     known = own if spec is None else spec
-    config, strategy = resolve(config, known.defaults if known else {}, overrides)
+    block_causal = known.block_causal_length if known else 0
+    config, strategy = resolve(config, known.defaults if known else {}, overrides, block_causal=block_causal)
     spec = config.spec(known, model)
     backbone = backbone_for(model, spec)
     if strategy.appends and not backbone.superposes:

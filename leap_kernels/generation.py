@@ -78,6 +78,8 @@ def generate(
             "custom_generate=leap_kernels.generate, max_new_tokens=...), or leap_kernels.decode(model, ids)."
         )
     prepared = {name: settings.pop(name, None) for name in _PREPARED}
+    if settings.get("infill"):
+        raise ConfigError("infill: model.generate adds tokens. Use leap_kernels.decode(model, ids, infill=True).")
     theirs = sorted(name for name in settings if name not in _OURS)
     if theirs:
         raise ConfigError(f"{', '.join(theirs)}: the forwards of leap_kernels.generate do not take this. Leave it out.")

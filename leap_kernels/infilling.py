@@ -7,17 +7,15 @@ The canvas is the prompts alone, and all of its columns count as generated; resu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .output import StepEvent
+from .output import Observer, StepEvent
 from .prompts import Prompts
 
 __all__ = ["in_callers_columns", "to_caller"]
-
-Observer = Callable[[StepEvent], None]
 
 
 def to_caller(given: Prompts, results: Tensor, outside: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from .config import DecodeConfig
 from .errors import LeapError, expected
 from .models.backbone import Backbone
 from .ops import FORCED, Superposed, TopEta
-from .output import StepEvent
+from .output import Observer, StepEvent
 from .readout import Deciding, Readout
 from .rows import Rows
 from .statistics import Forward, Memory, RowStatistics
@@ -23,9 +23,7 @@ from .strategies import Decision, Strategy, View
 from .strategies.base import CANDIDATES, NEXT_BLOCK
 from .streaming import Stream
 
-__all__ = ["Loop", "Observer"]
-
-Observer = Callable[[StepEvent], None]
+__all__ = ["Loop"]
 
 
 @dataclass
@@ -226,10 +224,15 @@ class Loop:
     def _look_into(self, samples: list[int], forward: Forward) -> None:
         """Read what the forward just made predicts for the blocks these samples are entering, if the rule needs it."""
         canvas, needs = self.canvas, self.strategy.needs
+        samples = [i for i in samples if canvas.left[i]]
         if not samples or not needs & {CANDIDATES, NEXT_BLOCK}:
             return
-        places = [(i, canvas.prompt + offset) for i in samples for offset in range(*canvas.span(i, canvas.block[i]))]
-        sample, column = torch.tensor(places, device=canvas.device).T
+        # Masks only: the rows of tokens given between them are not in every forward (cache="delayed").
+        counts, index = [canvas.left[i] for i in samples], torch.tensor(samples, device=canvas.device)
+        targets = canvas.targets(max(counts))[index]
+        flat = torch.nonzero_static((targets >= 0).flatten(), size=sum(counts))[:, 0]
+        sample = index[torch.div(flat, max(counts), rounding_mode="floor")]
+        column = targets.flatten()[flat].long()
         logits = forward.logits(sample, column)
         if NEXT_BLOCK in needs:
             self.strategy.look_into(self.state, sample, column, logits)

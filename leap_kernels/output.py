@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["DecodeOutput", "History", "StepEvent", "Timing"]
+__all__ = ["DecodeOutput", "History", "Observer", "StepEvent", "Timing"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,9 @@ class StepEvent:
     confidence: list[float]
     appended: dict[int, int]
     """Rows appended to each sample that took part in this forward."""
+
+
+Observer = Callable[[StepEvent], None]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From hidden states to what a strategy decides on: the head and `top_eta` on the deciding rows, and on no others."""
+"""What a strategy decides on: the statistics of a forward's rows, and the candidates kept between forwards."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class _Look(NamedTuple):
 
 _LOOKS = {
     "confident": _Look("bold green", ("<", ">"), "its probability was above the threshold"),
-    "converged": _Look("bold magenta", ("{", "}"), "its mask copy, looking ahead, predicted the same token"),
+    "converged": _Look("bold magenta", ("{", "}"), "a look ahead (a mask copy; a branch of lopa) predicted it too"),
     "forced": _Look("bold yellow", ("(", ")"), "nothing qualified, so the most probable one was taken"),
 }
 _OTHER = _Look("bold cyan", ("|", "|"), "for a reason of the strategy's own")

@@ -301,6 +301,22 @@ def test_what_dream_refuses(model, options, error, message):
         compat.dream.diffusion_generate(model, **{"inputs": torch.tensor([[3, 4]]), **DREAM, **options})
 
 
+def test_arguments_of_a_wrong_kind_are_named(model):
+    ids = torch.tensor([[5, 6, 7]])
+    for attention_mask in ([[1, 1, 1]], "full"):
+        with pytest.raises(InputError, match="attention_mask must be a .B, P. tensor or None"):
+            compat.llada.generate(model, ids, attention_mask, 4, 4, 4, mask_id=0)
+        with pytest.raises(InputError, match="attention_mask must be a .B, P. tensor or None"):
+            compat.dream.diffusion_generate(model, ids, attention_mask=attention_mask, num_return_sequences=2)
+    with pytest.raises(ConfigError, match="mask_id must be a token id"):
+        compat.llada.generate(model, ids, None, 4, 4, 4, mask_id=None)
+    for name in ("max_length", "max_new_tokens"):
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+            compat.dream.diffusion_generate(model, ids, **{name: 0.5})
+    with pytest.raises(ConfigError, match="generation_config must be an object"):
+        compat.dream.diffusion_generate(model, ids, {"max_new_tokens": 8})
+
+
 @pytest.mark.parametrize(
     "module", ["leap_kernels.compat.fast_dllm", "leap_kernels.compat.llada", "leap_kernels.compat.dream"]
 )

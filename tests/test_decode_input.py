@@ -472,3 +472,28 @@ def test_strategies_that_know_no_blocks_take_the_whole_canvas_unless_told_otherw
     assert decode(model, IDS, spec=SPEC, config=config).nfe.tolist() == [2]
     whole = DecodeConfig(max_new_tokens=40, strategy=Dream(steps=1), early_stop=False)
     assert decode(model, IDS, spec=SPEC, config=whole).nfe.tolist() == [1]
+
+
+def test_a_block_far_longer_than_the_canvas_costs_nothing():
+    options = {"spec": SPEC, "max_new_tokens": 6}
+    for strategy in ("leap", "klass", "credit", "lopa", "wino"):
+        a, b = (
+            decode(random_llama(), torch.tensor([[5, 6]]), strategy=strategy, block_length=n, **options)
+            for n in (6, 10**12)
+        )
+        assert torch.equal(a.sequences, b.sequences)
+        assert torch.equal(a.history.step, b.history.step)
+
+
+def test_empty_lists_of_settings():
+    for strategy in ("leap", "dream"):
+        refused(ConfigError, "max_new_tokens must be", max_new_tokens=[], strategy=strategy)
+    refused(ConfigError, "seed must be", seed=[])
+
+
+def test_dream_takes_the_models_block_where_a_canvas_cannot_be_one():
+    spec = ModelSpec(mask_token_id=0, vocab_size=23, block_causal_length=4, defaults={"block_length": 4})
+    model = random_llama()
+    options = {"spec": spec, "strategy": "dream", "max_new_tokens": 8, "seed": 3}
+    a, b = (decode(model, torch.tensor([[5, 6]]), **options, **more) for more in ({}, {"block_length": 4}))
+    assert torch.equal(a.sequences, b.sequences)

@@ -228,6 +228,7 @@ def test_a_streamer_that_transformers_hands_over_gets_no_second_prompt(model):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"infill": True}, ConfigError, "Use leap_kernels.decode.model, ids, infill=True"),
         ({"num_beams": 2}, ConfigError, "beam search has no counterpart"),
         ({"do_sample": True, "top_k": 5, "top_p": 0.9}, ConfigError, "top_k=5 together with top_p=0.9.*top_k=0"),
         ({"do_sample": True, "top_k": 0, "min_p": 0.1}, ConfigError, "MinPLogitsWarper cannot be applied"),

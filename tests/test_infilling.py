@@ -440,6 +440,17 @@ def test_masks_behind_a_text_are_filled_as_new_tokens_are_generated(strategy: st
     assert out.nfe.max() > 3
 
 
+@pytest.mark.parametrize("strategy", ["leap", "klass"])
+def test_rows_of_given_tokens_are_not_read(strategy: str) -> None:
+    """cache="delayed" does not compute them in the forward that looks into the next block."""
+    model = random_llama(5, sharpness=6.0)
+    for ids in ([3, 4, 0, 0, 0, 0, 5, 6, 7, 0, 0, 5, 6, 7], [0] * 8 + [4] * 3 + [0, 4, 4, 4]):
+        out = decode(
+            model, torch.tensor([ids]), spec=SPEC, infill=True, block_length=4, strategy=strategy, cache="delayed"
+        )
+        assert not (out.sequences == 0).any()
+
+
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name not in RULES])
 def test_rules_for_new_tokens_do_not_fill(strategy: str) -> None:
     with pytest.raises(ConfigError, match="decodes what is behind the prompt"):

@@ -222,3 +222,15 @@ def test_stock_models_and_callables_stay_what_they_are(tiny):
     assert adopted(test_stock_models_and_callables_stay_what_they_are) is not None
     linear = nn.Linear(2, 2)
     assert adopted(linear) is linear
+
+
+def test_a_changed_config_is_not_overlooked():
+    """As a changed weight is not: the second call gives what a fresh object with that config gives."""
+    ids = torch.tensor([[5, 6, 7, 8]])
+    model, changed = live("Dream"), live("Dream")
+    before = decode(model, ids, max_new_tokens=12).sequences
+    for one in (model, changed):
+        one.config.rope_theta = 7.0
+    after = decode(model, ids, max_new_tokens=12).sequences
+    assert torch.equal(after, decode(changed, ids, max_new_tokens=12).sequences)
+    assert not torch.equal(after, before)

@@ -41,16 +41,16 @@ CASES |= {
     "klass, loose": ("klass", {"conf_threshold": 0.6, "kl_threshold": 0.1}),
     "klass, klass": ("klass", {"conf_threshold": 0.8, "steps": 24, "parity": "klass"}),
     "prophet": ("prophet", {"answer_start": 20, "limits": (9.0, 7.0, 5.0), "steps": 24}),
-    "prophet, everywhere": ("prophet", {"limits": (12.0, 11.0, 10.0), "constraints": {30: 9, 31: 10}}),
+    "prophet, everywhere": ("prophet", {"limits": (12.0, 11.0, 10.0), "steps": 24, "constraints": {30: 9, 31: 10}}),
     "credit": ("credit", {}),
     "credit 0.7": ("credit", {"threshold": 0.7, "alpha": 1.5}),
 }
 CASES |= {
-    "dream": ("dream", {}),
+    "dream": ("dream", {"steps": 24}),
     "dream, maskgit_plus": ("dream", {"alg": "maskgit_plus", "steps": 24}),
-    "dream, topk_margin": ("dream", {"alg": "topk_margin", "steps": 60}),
+    "dream, topk_margin": ("dream", {"alg": "topk_margin", "steps": 20}),
     "dream, entropy": ("dream", {"alg": "entropy", "steps": 24, "block_length": 48}),
-    "dream, entropy at random": ("dream", {"alg": "entropy", "alg_temp": 0.5}),
+    "dream, entropy at random": ("dream", {"alg": "entropy", "alg_temp": 0.5, "steps": 24}),
     "dream, dream": ("dream", {"alg": "topk_margin", "steps": 30, "parity": "dream"}),
 }
 CASES |= {

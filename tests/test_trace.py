@@ -152,7 +152,7 @@ def test_the_drawing_by_hand() -> None:
         "   3   +1     2  a b ↵ · |[EOS]| ××",  # noqa: RUF001
         "   4   +1     1  a b ↵ (c) [EOS] ××",  # noqa: RUF001
         "<confident> 4 tokens: its probability was above the threshold",
-        "{converged} 1 token: its mask copy, looking ahead, predicted the same token",
+        "{converged} 1 token: a look ahead (a mask copy; a branch of lopa) predicted it too",
         "(forced) 1 token: nothing qualified, so the most probable one was taken",
         "|reason 7| 1 token: for a reason of the strategy's own",
         "· masked   × behind the EOS, no part of the text (2)",  # noqa: RUF001

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +81,12 @@ def diffusion_generate(
     if not isinstance(inputs, Tensor) or inputs.dim() != 2:
         got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise InputError(expected("inputs", "a (B, P) int64 tensor", got))
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        raise InputError(expected("attention_mask", "a (B, P) tensor or None", type(attention_mask).__name__))
     new = given["max_new_tokens"]
+    check_count("max_new_tokens", new, none=True)
     if new is None:
+        check_count("max_length", given["max_length"])
         new = given["max_length"] - inputs.shape[1]
         if new < 1:
             what = f"more than the {inputs.shape[1]} tokens of the prompt, which it counts"
@@ -114,6 +119,8 @@ def _settings(model: Any, config: Any, kwargs: dict[str, Any]) -> dict[str, Any]
     if hooks:
         raise ConfigError(f"{', '.join(hooks)} cannot be called: no forward has the logits of all rows here. To watch "
                           "the steps use leap_kernels.decode(..., observers=[...]).")  # fmt: skip
+    if isinstance(config, Mapping):
+        raise ConfigError(expected("generation_config", "an object with Dream's fields", "a dict", "Pass **it."))
     unknown = sorted(kwargs.keys() - _DEFAULTS.keys() - _WITHOUT_EFFECT - _HOOKS)
     if unknown:
         raise ConfigError(f"unknown argument {', '.join(unknown)}; diffusion_generate knows: {', '.join(_DEFAULTS)}.")

@@ -37,6 +37,10 @@ def run(
     if not isinstance(prompt, Tensor) or prompt.dim() != 2:
         got = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
         raise InputError(expected("prompt", "a (B, P) int64 tensor", got))
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        raise InputError(expected("attention_mask", "a (B, P) tensor or None", type(attention_mask).__name__))
+    if not isinstance(mask_id, int) or isinstance(mask_id, bool) or mask_id < 0:
+        raise ConfigError(expected("mask_id", "a token id of at least 0", repr(mask_id)))
     valid = prompt if attention_mask is None or attention_mask.shape != prompt.shape else prompt[attention_mask != 0]
     if bool((valid == mask_id).any()):
         raise InputError(

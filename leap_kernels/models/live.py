@@ -48,9 +48,11 @@ def adopted(model: Any) -> Any:
         )
     attached = getattr(model, "leap_spec", None)
     with _lock:
-        # Anything that replaces or moves a weight shows in this list, and then the stock model is made again.
+        # Anything that replaces or moves a weight, or changes the config, shows in this list, and then the stock model
+        # is made again.
         parameters = model.named_parameters(remove_duplicate=False)
-        state = [id(attached), *((key, id(p), p.data_ptr(), p.dtype) for key, p in parameters)]
+        described = repr(vars(getattr(model, "config", object)))
+        state = [attached, described, *((key, id(p), p.data_ptr(), p.dtype) for key, p in parameters)]
         if model not in _made or _made[model][0] != state:
             _made[model] = (state, _stock(model, name, entry, attached))
         stock = _made[model][1]
