@@ -304,9 +304,9 @@ def test_what_dream_refuses(model, options, error, message):
 def test_arguments_of_a_wrong_kind_are_named(model):
     ids = torch.tensor([[5, 6, 7]])
     for attention_mask in ([[1, 1, 1]], "full"):
-        with pytest.raises(InputError, match="attention_mask must be a .B, P. tensor or None"):
+        with pytest.raises(InputError, match="attention_mask must be a"):
             compat.llada.generate(model, ids, attention_mask, 4, 4, 4, mask_id=0)
-        with pytest.raises(InputError, match="attention_mask must be a .B, P. tensor or None"):
+        with pytest.raises(InputError, match="attention_mask must be a"):
             compat.dream.diffusion_generate(model, ids, attention_mask=attention_mask, num_return_sequences=2)
     with pytest.raises(ConfigError, match="mask_id must be a token id"):
         compat.llada.generate(model, ids, None, 4, 4, 4, mask_id=None)

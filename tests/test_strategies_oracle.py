@@ -48,7 +48,7 @@ CASES |= {
 CASES |= {
     "dream": ("dream", {"steps": 24}),
     "dream, maskgit_plus": ("dream", {"alg": "maskgit_plus", "steps": 24}),
-    "dream, topk_margin": ("dream", {"alg": "topk_margin", "steps": 20}),
+    "dream, topk_margin": ("dream", {"alg": "topk_margin", "steps": 24}),
     "dream, entropy": ("dream", {"alg": "entropy", "steps": 24, "block_length": 48}),
     "dream, entropy at random": ("dream", {"alg": "entropy", "alg_temp": 0.5, "steps": 24}),
     "dream, dream": ("dream", {"alg": "topk_margin", "steps": 30, "parity": "dream"}),
