@@ -258,9 +258,11 @@ ATTENTION = [
 
 @pytest.mark.parametrize(("architecture", "dtype", "size"), ATTENTION)
 def test_superposed_attention(architecture, dtype, size, record, check):
-    """Tensor cores for half precision; the merge of the splits comes along."""
+    """Tensor cores for half precision; bounds of the tiles before, and the merge of the splits behind, come along."""
     for splits in (1, 2) if (size, architecture) == (128, 90) else (1,):
-        tile, *merge = record(architecture, attention.launch, *attention_arguments(size, dtype), splits)
+        bounds, tile, *merge = record(architecture, attention.launch, *attention_arguments(size, dtype), splits)
+        bm, bn = (tile.constants[(tile.kernel.arg_names.index(name),)] for name in ("BM", "BN"))
+        check(bounds, architecture, f"tiles of {bm} rows and {bn} keys", registers=80)
         form = f"{named(dtype)}, head size {size}{', in splits' * (splits > 1)}"
         ptx = check(tile, architecture, form, registers=255)
         if dtype in HALVES:
@@ -276,7 +278,7 @@ def test_superposed_attention(architecture, dtype, size, record, check):
 
 @pytest.mark.parametrize("size", [16, 32, 64, 96, 128, 256])
 def test_attention_merge(size, record, check):
-    call = record(90, attention.launch, *attention_arguments(size, torch.bfloat16), 2)[1]
+    call = record(90, attention.launch, *attention_arguments(size, torch.bfloat16), 2)[-1]
     check(call, 90, f"bfloat16, head size {size}", registers=48)
 
 

@@ -4,11 +4,12 @@
 
 Definition   reference.py, for bf16, fp16 and fp32 and head sizes 16, 32, 48, ... 256. One that is no power of two is
              computed as the next one, with zeros that are neither loaded nor stored.
-Grid         (query tiles, H, B * splits), and with splits > 1 a merge of (B * H * Q) rows. The tile sizes depend on
-             head size, dtype and GPU generation, and where a sample is split on its own length: nothing else, so
-             a row does not notice how many other rows, samples or unused slots there are.
+Grid         (query tiles, H, B * splits), after bounds.py, which says once for all heads which key tiles are read, and
+             with splits > 1 before merge.py. The tile sizes depend on head size, dtype and GPU generation, and where
+             a sample is split on its own length: nothing else, so a row does not notice how many other rows, samples
+             or unused slots there are.
 Bytes        reads q once, and k, v and 12 bytes of metadata a slot once per query tile; writes out and lse; with
-             splits > 1 also (D + 1) * 4 bytes a row and split, twice.
+             splits > 1 also (D + 1) * 4 bytes a row and split, twice. Key tiles that no row sees are not touched.
 Mask         never in memory. A key tile that every row of the query tile sees in full (the cached context) skips it.
 Numerics     float32 scores and sums, base 2 inside with log2(e) folded into the scale, natural log outside. The
              weights are rounded to the dtype of v for their product with it. Keys and values that nobody may see are
@@ -23,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launching import Config, on_device
+from .bounds import _superposed_attention_bounds_kernel, bounds_config
+from .classes import _class_bit, _seen_classes
 from .merge import _superposed_attention_merge_kernel, merge_config
 
 __all__ = ["config", "launch"]
@@ -32,10 +35,10 @@ LOG2_E = 1.4426950408889634
 # (BM, BN, num_warps, num_stages) by head size, rounded up to a power of two: what compiles without spilling registers
 # into less than 99 KB of shared memory. Blackwell and Hopper multiply out of shared memory (or tensor memory), 64 rows
 # at a time; the others hold the operands in registers, and float32, which has no tensor cores, all the more.
-_HOPPER = {16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 16, 4, 3)}
-_BLACKWELL = _HOPPER | {128: (64, 32, 4, 3), 256: (64, 32, 4, 2)}
+_HOPPER = {16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 8, 2)}
+_BLACKWELL = _HOPPER | {128: (64, 32, 4, 3)}
 _OTHER = {16: (64, 32, 4, 3), 32: (64, 64, 4, 3), 64: (64, 32, 4, 3), 128: (32, 32, 4, 3), 256: (16, 32, 4, 2)}
-_FLOAT32 = {16: (32, 16, 4, 2), 32: (16, 16, 4, 2), 64: (16, 16, 4, 2), 128: (16, 16, 8, 2), 256: (16, 16, 8, 2)}
+_FLOAT32 = {16: (32, 16, 4, 2), 32: (16, 16, 4, 2), 64: (16, 16, 4, 2), 128: (16, 16, 4, 2), 256: (16, 16, 8, 2)}
 
 
 def config(head_size: int, dtype: torch.dtype, generation: int) -> Config:
@@ -44,8 +47,9 @@ def config(head_size: int, dtype: torch.dtype, generation: int) -> Config:
     width = triton.next_power_of_2(head_size)
     bm, bn, warps, stages = (_FLOAT32 if dtype == torch.float32 else half)[width]
     return Config(
-        {"HEAD_SIZE": head_size, "WIDTH": width, "BM": bm, "BN": bn, "SCAN": 1024},
-        {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False},
+        {"HEAD_SIZE": head_size, "WIDTH": width, "BM": bm, "BN": bn},
+        # Left to itself, ptxas aims at more blocks an SM here and there, and spills for it.
+        {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, "maxnreg": 255},
     )
 
 
@@ -55,26 +59,12 @@ def _generation(device: torch.device) -> int:
 
 
 @triton.jit
-def _seen_classes(kind, switches):
-    """Which classes of keys a row of this kind sees, as bits.
-
-    A class is a kind, 0 base, 1 copy, 2 candidate, 3 branch, except that base rows with hide >= 0, which branches do
-    not see, are class 4. The switches copies_see_copies and candidates_see_candidates are bits 1 and 2 as it is.
-    """
-    copy = 0b10101 | (switches & 0b10)
-    candidate = 0b10001 | (switches & 0b100) | ((switches & 0b1000) >> 2)
-    seen = tl.where(kind == 0, 0b10001, tl.where(kind == 3, 0b01001, 0))
-    return tl.where(kind == 1, copy, tl.where(kind == 2, candidate, seen))
-
-
-@triton.jit
 def _visible(q_pos, q_hide, q_slot, q_end, q_classes, q_blind, k_pos, k_hide, k_kind, slot, window):
     """The mask of one tile, what reference.visible says of live rows; the q_ have shape [BM] and the others [BN].
 
     Few values a key and few steps an element: all of them live in registers beside the tile's scores.
     """
-    k_class = tl.where((k_kind == 0) & (k_hide >= 0), 4, k_kind)
-    k_bit = tl.where(k_kind >= 0, 1 << tl.maximum(k_class, 0), 0)
+    k_bit = _class_bit(k_kind, k_hide)
 
     # A key is hidden where its position is that of the row (copies, and base rows from blind copies) or the one that
     # the row hides (candidates); a branch is hidden where its own hide is not that of the row.
@@ -107,7 +97,6 @@ def _accumulate(s, v, top, total, acc):
     # Lengths and settings: a changed one must not compile the kernel again.
     do_not_specialize=[
         "n_q",
-        "n_k",
         "splits",
         "group",
         "block_causal",
@@ -127,7 +116,6 @@ def _accumulate(s, v, top, total, acc):
         "stride_kkn",
         "stride_khb",
         "stride_khn",
-        "stride_nb",
         "stride_lx",
         "stride_lb",
         "stride_lh",
@@ -144,12 +132,11 @@ def _superposed_attention_tile_kernel(
     k_pos_ptr,
     k_kind_ptr,
     k_hide_ptr,
-    lengths_ptr,
+    bounds_ptr,
     out_ptr,
     lse_ptr,
     scale_log2,
     n_q,
-    n_k,
     splits,
     group,
     block_causal,
@@ -178,7 +165,6 @@ def _superposed_attention_tile_kernel(
     stride_kkn,
     stride_khb,
     stride_khn,
-    stride_nb,
     stride_ox,
     stride_ob,
     stride_oh,
@@ -190,7 +176,6 @@ def _superposed_attention_tile_kernel(
     WIDTH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    SCAN: tl.constexpr,
 ):
     head = tl.program_id(1).to(tl.int64)
     batch = (tl.program_id(2) // splits).to(tl.int64)
@@ -222,42 +207,21 @@ def _superposed_attention_tile_kernel(
     block_size = tl.maximum(block_causal, 1)
     q_end = tl.where(block_causal > 0, (q_pos // block_size + 1) * block_size, huge)
 
-    # What a base key must satisfy to be seen by all rows of this tile: a position before everyone's end, inside
-    # everyone's window, and not that of a copy that must not see its original.
     q_classes = _seen_classes(q_kind, switches)
     live = q_classes != 0
-    first_end = tl.min(tl.where(live, q_end, huge), 0)
-    first_pos = tl.min(tl.where(live, q_pos, huge), 0)
-    last_pos = tl.max(tl.where(live, q_pos, 0), 0)
     blind = (q_kind == 1) & ((switches & 1) == 0)
     q_blind = tl.where(blind, q_pos, nowhere)
-    first_blind = tl.min(tl.where(blind, q_pos, huge), 0)
-    last_blind = tl.max(q_blind, 0)
 
-    # This split's share of the slots in use, in whole tiles.
-    length = tl.minimum(tl.load(lengths_ptr + batch * stride_nb), n_k)
-    share = tl.cdiv(tl.cdiv(length, BN), splits) * BN
-    begin = split * share
-    end = tl.minimum(length, begin + share)
-
-    # The first slot that not every row sees; the whole tiles before it need no mask.
-    masked = tl.full([SCAN], huge, tl.int32)
-    for start in range(begin, end, SCAN):
-        slot = start + tl.arange(0, SCAN)
-        place = slot.to(tl.int64)
-        k_kind = tl.load(k_kind_ptr + place * stride_kkn, mask=slot < end, other=-1)
-        k_pos = tl.load(k_pos_ptr + place * stride_kpn, mask=slot < end, other=0)
-        k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < end, other=-1)
-        everyone = (k_kind == 0) & (k_hide < 0) & (k_pos < first_end)
-        everyone &= (window == 0) | ((last_pos - k_pos < window) & (k_pos - first_pos < window))
-        everyone &= (k_pos < first_blind) | (k_pos > last_blind)
-        masked = tl.where(everyone, masked, tl.minimum(masked, slot))
-    middle = begin + (tl.minimum(tl.min(masked, 0), end) - begin) // BN * BN
+    bounds_ptr += (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * 4
+    first = tl.load(bounds_ptr)
+    middle = tl.load(bounds_ptr + 1)
+    resume = tl.load(bounds_ptr + 2)
+    stop = tl.load(bounds_ptr + 3)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, WIDTH], tl.float32)
-    for start in range(begin, middle, BN):
+    for start in range(first, middle, BN):
         place = (start + lane).to(tl.int64)
         k_ptrs = k_ptr + place[None, :] * stride_kn + dim[:, None]
         v_ptrs = v_ptr + place[:, None] * stride_vn + dim[None, :]
@@ -270,12 +234,12 @@ def _superposed_attention_tile_kernel(
         s = tl.dot(q, k, input_precision="ieee") * scale_log2
         top, total, acc = _accumulate(s, v, top, total, acc)
     # Three stages: the keys and values to load depend on metadata that has to be loaded first.
-    for start in tl.range(middle, end, BN, num_stages=3):
+    for start in tl.range(resume, stop, BN, num_stages=3):
         slot = start + lane
         place = slot.to(tl.int64)
-        k_kind = tl.load(k_kind_ptr + place * stride_kkn, mask=slot < end, other=-1)
-        k_pos = tl.load(k_pos_ptr + place * stride_kpn, mask=slot < end, other=0)
-        k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < end, other=-1)
+        k_kind = tl.load(k_kind_ptr + place * stride_kkn, mask=slot < stop, other=-1)
+        k_pos = tl.load(k_pos_ptr + place * stride_kpn, mask=slot < stop, other=0)
+        k_hide = tl.load(k_hide_ptr + place * stride_khn, mask=slot < stop, other=-1)
         # What nobody may see can hold a NaN, and a weight of 0 times NaN would be NaN.
         used = k_kind >= 0
         k_ptrs = k_ptr + place[None, :] * stride_kn + dim[:, None]
@@ -328,8 +292,36 @@ def launch(
         part = q.new_empty((splits, b, h, n_q, d), dtype=torch.float32)
         part_lse = q.new_empty((splits, b, h, n_q), dtype=torch.float32)
     how = config(d, q.dtype, _generation(q.device))
+    scan = bounds_config(how.constants["BM"], how.constants["BN"])
+    tiles = triton.cdiv(n_q, how.constants["BM"])
+    bounds = q.new_empty((b * splits, tiles, 4), dtype=torch.int32)
     with on_device(q):
-        _superposed_attention_tile_kernel[(triton.cdiv(n_q, how.constants["BM"]), h, b * splits)](
+        _superposed_attention_bounds_kernel[(tiles, b * splits)](
+            q_pos,
+            q_kind,
+            q_slot,
+            k_pos,
+            k_kind,
+            k_hide,
+            lengths,
+            bounds,
+            n_q,
+            k.shape[2],
+            splits,
+            block_causal,
+            window,
+            switches,
+            *q_pos.stride(),
+            *q_kind.stride(),
+            *q_slot.stride(),
+            *k_pos.stride(),
+            *k_kind.stride(),
+            *k_hide.stride(),
+            lengths.stride(0),
+            **scan.constants,
+            **scan.options,
+        )
+        _superposed_attention_tile_kernel[(tiles, h, b * splits)](
             q,
             k,
             v,
@@ -340,12 +332,11 @@ def launch(
             k_pos,
             k_kind,
             k_hide,
-            lengths,
+            bounds,
             part,
             part_lse,
             scale * LOG2_E,
             n_q,
-            k.shape[2],
             splits,
             h // k.shape[1],
             block_causal,
@@ -361,7 +352,6 @@ def launch(
             *k_pos.stride(),
             *k_kind.stride(),
             *k_hide.stride(),
-            lengths.stride(0),
             *part.stride()[:4],
             *part_lse.stride()[:3],
             **how.constants,
