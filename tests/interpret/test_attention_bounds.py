@@ -127,7 +127,8 @@ def test_any_metadata(data):
     if data.draw(st.booleans()):
         c["q_kind"][:] = data.draw(st.integers(-1, 3))
     length, splits = data.draw(st.integers(0, n_k)), data.draw(st.integers(1, 3))
-    rule = {"block_causal": data.draw(st.sampled_from([0, 5, 16, 32])), "window": data.draw(st.sampled_from([0, 3, 20]))}
+    blocks, windows = st.sampled_from([0, 5, 16, 32]), st.sampled_from([0, 3, 20])
+    rule = {"block_causal": data.draw(blocks), "window": data.draw(windows)}
     switches = data.draw(st.integers(0, 15))
     order = ("q_pos", "q_hide", "q_kind", "q_slot", "k_pos", "k_kind", "k_hide")
     sees = visible(*(c[name] for name in order), ints([length])[0], *rule.values(), switches)[0]

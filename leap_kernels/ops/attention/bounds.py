@@ -24,9 +24,7 @@ __all__ = ["bounds_config"]
 
 def bounds_config(bm: int, bn: int) -> Config:
     """How this kernel is compiled for tiles of `bm` rows and `bn` keys."""
-    return Config(
-        {"BM": bm, "BN": bn, "SCAN": 1024}, {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
-    )
+    return Config({"BM": bm, "BN": bn, "SCAN": 1024}, {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False})
 
 
 @triton.jit
