@@ -15,6 +15,8 @@ block at the row before it, so that row is always among them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ class Cache:
         """Follow the batch."""
 
 
-class _Storing(Cache):
+class _Storing(Cache, ABC):
     """Rows of which some are recomputed, and a store for the others."""
 
     exact = False
@@ -84,8 +86,23 @@ class _Storing(Cache):
         )  # fmt: skip
         return rows, computed
 
+    @abstractmethod
     def _columns(self, canvas: Canvas, now: int) -> tuple[Tensor, list[int]]:
         """(B, R) int64 columns to recompute, rising, -1 behind them, and how many of them a sample has."""
+
+    def _is_refresh(self, i: int) -> bool:
+        """Whether this forward computes every row of sample i."""
+        return self._age[i] % self._refresh == 0 if self._refresh else self._age[i] == 0
+
+    def select(self, keep: list[int], index: Tensor) -> None:
+        self._block, self._age = [self._block[i] for i in keep], [self._age[i] for i in keep]
+        self.store.select(index)
+
+
+class _Range(_Storing):
+    """One range of columns is recomputed."""
+
+    def _columns(self, canvas: Canvas, now: int) -> tuple[Tensor, list[int]]:
         firsts, stops = _whole(canvas)
         for i in range(len(firsts)):
             if not self._is_refresh(i):
@@ -96,20 +113,12 @@ class _Storing(Cache):
         column = first + torch.arange(max(computed), device=canvas.device)
         return torch.where(column < stop, column, -1), computed
 
-    def _is_refresh(self, i: int) -> bool:
-        """Whether this forward computes every row of sample i."""
-        return self._age[i] % self._refresh == 0 if self._refresh else self._age[i] == 0
-
+    @abstractmethod
     def _range(self, canvas: Canvas, i: int) -> tuple[int, int]:
         """First and past-the-last column that sample i recomputes when it does not recompute all."""
-        raise NotImplementedError
-
-    def select(self, keep: list[int], index: Tensor) -> None:
-        self._block, self._age = [self._block[i] for i in keep], [self._age[i] for i in keep]
-        self.store.select(index)
 
 
-class Prefix(_Storing):
+class Prefix(_Range):
     """Keys and values in front of the block stay; block and everything behind it are recomputed."""
 
     def _range(self, canvas: Canvas, i: int) -> tuple[int, int]:
@@ -117,7 +126,7 @@ class Prefix(_Storing):
         return canvas.prompt + first, canvas.prompt + canvas.n_new[i]
 
 
-class Dual(_Storing):
+class Dual(_Range):
     """Only the block is recomputed; what is in front of it and behind it stays."""
 
     def _range(self, canvas: Canvas, i: int) -> tuple[int, int]:
@@ -151,7 +160,7 @@ class Delayed(_Storing):
         return self._age[i] <= 1 or super()._is_refresh(i)
 
 
-class Block(_Storing):
+class Block(_Range):
     """Exact: earlier blocks never see later ones, so a block is computed for the last time when it has no mask left.
 
     That is together with the first forward of the block behind it, and costs no forward of its own.

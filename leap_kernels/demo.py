@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import trace
-from .cli import encode
+from .commands import encode
 from .decoding import decode
 from .errors import ConfigError, expected
 from .models.load import load, load_tokenizer

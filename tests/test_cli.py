@@ -262,7 +262,7 @@ def test_a_folder_without_a_model_is_refused(fails: Run, tmp_path: Path) -> None
 
 
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leap_kernels.cli import device_of
+    from leap_kernels.commands import device_of
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [device_of(name) for name in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda", "cuda:1"]

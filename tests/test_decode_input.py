@@ -11,7 +11,7 @@ from random_models import SPEC, random_llama
 
 from leap_kernels import DecodeConfig, ModelSpec, Strategy, decode
 from leap_kernels.errors import BackendError, ConfigError, InputError, LeapError, ModelError
-from leap_kernels.strategies import Decision, Dream, Leap, Threshold
+from leap_kernels.strategies import BaseRule, Decision, Dream, Leap, Threshold
 
 IDS = torch.tensor([[5, 6, 7]])
 
@@ -395,6 +395,9 @@ def test_strategies_that_do_nothing():
     class Unfinished(Strategy):
         pass
 
+    class HalfARule(BaseRule):
+        pass
+
     options = {"spec": SPEC, "max_new_tokens": 2}
     with pytest.raises(LeapError, match="strategy 'custom' committed no token of sample 0 at step 1"):
         decode(random_llama(), IDS, strategy=Lazy(), **options)
@@ -418,6 +421,8 @@ def test_strategies_that_do_nothing():
         decode(random_llama(), IDS, strategy=Stateful(7), **options)
     with pytest.raises(TypeError, match="Unfinished is a Strategy without an accept"):
         decode(random_llama(), IDS, strategy=Unfinished(), **options)
+    with pytest.raises(TypeError, match="HalfARule is a BaseRule without a qualifies"):
+        decode(random_llama(), IDS, strategy=HalfARule(), **options)
 
 
 def test_configs_are_checked_when_made_and_keywords_win():

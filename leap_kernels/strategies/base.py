@@ -159,7 +159,7 @@ class BaseRule(Strategy):
 
     def qualifies(self, stats: RowStatistics, view: View) -> Tensor:
         """(B, T) bool: the targets that the rule commits; what it says of no targets does not matter."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is a BaseRule without a qualifies(stats, view) method.")
 
     def order(self, stats: RowStatistics) -> Tensor:
         """(B, T) what to rank the targets by, the highest first."""

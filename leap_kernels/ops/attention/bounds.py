@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ..launching import Config
-from .classes import _class_bit, _seen_classes
+from .rules import CHANGING, _block_end, _class_bit, _seen_classes
 
 __all__ = ["bounds_config"]
 
@@ -32,30 +32,7 @@ def _either(a, b):
     return a | b
 
 
-@triton.jit(
-    # Lengths and settings: a changed one must not compile the kernel again.
-    do_not_specialize=[
-        "n_q",
-        "n_k",
-        "splits",
-        "block_causal",
-        "window",
-        "switches",
-        "stride_qpb",
-        "stride_qpm",
-        "stride_qkb",
-        "stride_qkm",
-        "stride_qsb",
-        "stride_qsm",
-        "stride_kpb",
-        "stride_kpn",
-        "stride_kkb",
-        "stride_kkn",
-        "stride_khb",
-        "stride_khn",
-        "stride_nb",
-    ]
-)
+@triton.jit(do_not_specialize=[*CHANGING, "n_k", "stride_nb"])
 def _superposed_attention_bounds_kernel(
     q_pos_ptr,
     q_kind_ptr,
@@ -101,7 +78,7 @@ def _superposed_attention_bounds_kernel(
 
     huge: tl.constexpr = 2147483647
     nowhere: tl.constexpr = -2147483648
-    q_end = tl.where(block_causal > 0, (q_pos // tl.maximum(block_causal, 1) + 1) * tl.maximum(block_causal, 1), huge)
+    q_end = _block_end(q_pos, block_causal)
     q_classes = _seen_classes(q_kind, switches)
     live = q_classes != 0
     blind = (q_kind == 1) & ((switches & 1) == 0)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ..launching import Config, on_device
 from .bounds import _superposed_attention_bounds_kernel, bounds_config
-from .classes import _class_bit, _seen_classes
 from .merge import _superposed_attention_merge_kernel, merge_config
+from .rules import CHANGING, _block_end, _class_bit, _seen_classes
 
 __all__ = ["config", "launch"]
 
@@ -93,34 +93,7 @@ def _accumulate(s, v, top, total, acc):
     return new_top, total, acc
 
 
-@triton.jit(
-    # Lengths and settings: a changed one must not compile the kernel again.
-    do_not_specialize=[
-        "n_q",
-        "splits",
-        "group",
-        "block_causal",
-        "window",
-        "switches",
-        "stride_qpb",
-        "stride_qpm",
-        "stride_qhb",
-        "stride_qhm",
-        "stride_qkb",
-        "stride_qkm",
-        "stride_qsb",
-        "stride_qsm",
-        "stride_kpb",
-        "stride_kpn",
-        "stride_kkb",
-        "stride_kkn",
-        "stride_khb",
-        "stride_khn",
-        "stride_lx",
-        "stride_lb",
-        "stride_lh",
-    ]
-)
+@triton.jit(do_not_specialize=[*CHANGING, "group", "stride_qhb", "stride_qhm", "stride_lx", "stride_lb", "stride_lh"])
 def _superposed_attention_tile_kernel(
     q_ptr,
     k_ptr,
@@ -201,12 +174,8 @@ def _superposed_attention_tile_kernel(
     k_ptr += batch * stride_kb + kv_head * stride_kh
     v_ptr += batch * stride_vb + kv_head * stride_vh
 
-    # The position where the first block that a row does not see begins: one division a row, none a key.
-    huge: tl.constexpr = 2147483647
     nowhere: tl.constexpr = -2147483648
-    block_size = tl.maximum(block_causal, 1)
-    q_end = tl.where(block_causal > 0, (q_pos // block_size + 1) * block_size, huge)
-
+    q_end = _block_end(q_pos, block_causal)  # one division a row, none a key
     q_classes = _seen_classes(q_kind, switches)
     live = q_classes != 0
     blind = (q_kind == 1) & ((switches & 1) == 0)
