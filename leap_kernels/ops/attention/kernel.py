@@ -9,7 +9,7 @@ Grid         (query tiles, H, B * splits), after bounds.py, which says once for 
              a sample is split on its own length: nothing else, so a row does not notice how many other rows, samples
              or unused slots there are.
 Bytes        reads q once, and k, v and 12 bytes of metadata a slot once per query tile; writes out and lse; with
-             splits > 1 also (D + 1) * 4 bytes a row and split, twice. Key tiles that no row sees are not touched.
+             splits > 1 also (D + 1) * 4 bytes a row and split, twice. Of the keys only the ranges of bounds.py.
 Mask         never in memory. A key tile that every row of the query tile sees in full (the cached context) skips it.
 Numerics     float32 scores and sums, base 2 inside with log2(e) folded into the scale, natural log outside. The
              weights are rounded to the dtype of v for their product with it. Keys and values that nobody may see are
