@@ -197,7 +197,8 @@ def check_random_case(strategy: str, seed: int) -> Any:
         vocab_size=23,
     )
     suppress = tuple(rng.sample(range(3, 23), rng.randint(0, 2)))
-    prompts = [[rng.randrange(3, 23) for _ in range(rng.randint(0, 9))] for _ in range(3)]
+    # Without a prompt all masks are alike, and which goes first is a matter of rounding.
+    prompts = [[rng.randrange(3, 23) for _ in range(rng.randint(1, 9))] for _ in range(3)]
     model = random_llama(seed, sharpness=rng.choice([3.0, 5.0]))
     out = decode(
         model, [torch.tensor(p, dtype=torch.int64) for p in prompts], spec=spec, suppress_tokens=suppress,
