@@ -7,6 +7,7 @@ sample's forward does not depend on which side its prompt was padded.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Canvas:
     shared: list[int] | None = None
     """Generated columns in front, counted from P, that branches share with the base rows: they see no later base row.
     None for rules without branches."""
+    _seen: tuple[Tensor, Tensor, Tensor] | None = None
+    """What `_current` found, until a token or a block changes."""
 
     @classmethod
     def create(cls, prompts: list[Tensor], max_new_tokens: list[int], block_length: int, spec: ModelSpec) -> Canvas:
@@ -207,20 +210,25 @@ class Canvas:
 
     def targets(self, width: int) -> Tensor:
         """(B, width) int32: columns of the masked positions of each sample's current block, rising; -1 padded."""
-        offset = self.start + torch.arange(self.block_length, device=self.device)
-        column = (self.prompt + offset).clamp(max=self.ids.shape[1] - 1)
-        masked = (offset < self.stop) & (self.ids.gather(1, column) == self.spec.mask_token_id)
+        column, _, masked = self._current()
         columns = torch.where(masked, column, self.ids.shape[1])  # what is not masked sorts behind
         columns = columns.sort(1).values[:, :width]
         return torch.where(columns < self.ids.shape[1], columns, -1).to(torch.int32)
 
     def masks_and_eos(self) -> Tensor:
         """(3, B): masks left in the current block, whether it holds an EOS, and masks left on the canvas."""
-        offset = torch.arange(self.new_tokens, device=self.device)
-        inside = (offset >= self.start) & (offset < self.stop)
-        tokens = self.ids[:, self.prompt :]
-        masked = tokens == self.spec.mask_token_id
-        return torch.stack([(masked & inside).sum(1), (self.is_eos(tokens) & inside).any(1).long(), masked.sum(1)])
+        _, token, masked = self._current()
+        everywhere = self.ids[:, self.prompt :] == self.spec.mask_token_id
+        return torch.stack([masked.sum(1), self.is_eos(token).any(1).long(), everywhere.sum(1)])
+
+    def _current(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, block) each: columns of the current block, their tokens (-1 behind the block), and which are masked."""
+        if self._seen is None:
+            offset = self.start + torch.arange(self.block_length, device=self.device)
+            column = (self.prompt + offset).clamp(max=self.ids.shape[1] - 1)
+            token = torch.where(offset < self.stop, self.ids.gather(1, column), -1)
+            self._seen = column, token, token == self.spec.mask_token_id
+        return self._seen
 
     def is_own(self) -> Tensor:
         """(B, N): which generated columns belong to their samples."""
@@ -228,10 +236,8 @@ class Canvas:
 
     def is_eos(self, tokens: Tensor) -> Tensor:
         """Elementwise: whether a token ends a sample."""
-        out = torch.zeros_like(tokens, dtype=torch.bool)
-        for eos in self.spec.eos_token_ids:
-            out |= tokens == eos
-        return out
+        ends = [tokens == eos for eos in self.spec.eos_token_ids]
+        return functools.reduce(torch.logical_or, ends) if ends else torch.zeros_like(tokens, dtype=torch.bool)
 
     def commit(
         self, sample: Tensor, column: Tensor, token: Tensor, reason: Tensor, confidence: Tensor, now: int
@@ -240,6 +246,7 @@ class Canvas:
 
         A mask token masks the position again, and takes it out of the history.
         """
+        self._seen = None
         accepted = reason > 0
         self.ids[sample, column] = torch.where(accepted, token, self.ids[sample, column])
         at, stays = (sample, column - self.prompt), token != self.spec.mask_token_id
@@ -249,6 +256,7 @@ class Canvas:
 
     def pin(self, tokens: Mapping[int, int]) -> None:
         """Write tokens at generated columns, in every sample, before the first forward. They are no masks then."""
+        self._seen = None
         for offset, token in tokens.items():
             self.ids[:, self.prompt + offset] = token
         self.blocks = [
@@ -259,6 +267,7 @@ class Canvas:
 
     def reach(self, ends: list[int]) -> None:
         """Have each sample end at these generated columns, for now, in one block: those behind are padding."""
+        self._seen = None
         self.n_new = list(ends)
         self.blocks = [[Block(0, end, end)] for end in ends]
         self.stop = torch.tensor(self.n_new, device=self.device)[:, None]
@@ -279,11 +288,13 @@ class Canvas:
             here = self.blocks[i][self.block[i]] if self.blocks[i] else Block(0, 0, 0)
             self.left[i] = self.entered[i] = here.masks
             self.forwards[i] = 0
+        self._seen = None
         spans = [self.span(i, block) for i, block in enumerate(self.block)]
         self.start, self.stop = torch.tensor(spans, device=self.device).T[:, :, None]
 
     def select(self, keep: list[int], index: Tensor) -> None:
         """Drop the samples that are not in `keep`; `index` is the same on the device."""
+        self._seen = None
         for name in ("ids", "pos", "kind", "step", "reason", "confidence", "start", "stop"):
             setattr(self, name, getattr(self, name).index_select(0, index))
         for name in ("sample", "n_prompt", "n_new", "blocks", "block", "left", "entered", "forwards"):

@@ -136,7 +136,13 @@ class DecodeConfig:
             claimed = getattr(spec, name, None)
             if claimed is None or claimed > limit:
                 own[name] = limit
-        return dataclasses.replace(spec, **own) if spec is not None else ModelSpec(**own)
+        if spec is None:
+            return ModelSpec(**own)
+        return dataclasses.replace(spec, **own) if own else spec
+
+
+_SHARED = frozenset(f.name for f in dataclasses.fields(DecodeConfig))
+_OF_ANY_STRATEGY = frozenset(f.name for rule in STRATEGIES.values() for f in dataclasses.fields(rule))  # type: ignore[arg-type]
 
 
 def resolve(
@@ -148,18 +154,16 @@ def resolve(
     """
     if config is not None and not isinstance(config, DecodeConfig):
         raise ConfigError(expected("config", "a DecodeConfig", type(config).__name__))
-    shared = {f.name for f in dataclasses.fields(DecodeConfig)}
     recommended = {} if config is not None else defaults
-    options_of_all = {f.name for rule in STRATEGIES.values() for f in dataclasses.fields(rule)}  # type: ignore[arg-type]
-    unheard_of = sorted(recommended.keys() - shared - options_of_all)
+    unheard_of = sorted(recommended.keys() - _SHARED - _OF_ANY_STRATEGY)
     if unheard_of:
         raise ConfigError(f"the model recommends settings that nobody knows: {', '.join(unheard_of)}.")
     given = {**recommended, **overrides}
-    says_length = "max_new_tokens" in overrides or (config or DecodeConfig()).max_new_tokens != 256
-    says_block = overrides.get("block_length") is not None or (config is not None and config.block_length is not None)
-    config = dataclasses.replace(
-        config or DecodeConfig(), **{name: value for name, value in given.items() if name in shared}
-    )
+    said = DecodeConfig if config is None else config
+    says_length = "max_new_tokens" in overrides or said.max_new_tokens != DecodeConfig.max_new_tokens
+    says_block = overrides.get("block_length") is not None or said.block_length is not None
+    of_all = {name: value for name, value in given.items() if name in _SHARED}
+    config = DecodeConfig(**of_all) if config is None else dataclasses.replace(config, **of_all)
     if config.infill and says_length:
         raise ConfigError(
             "max_new_tokens does not go with infill=True (which masked language models recommend): nothing is "
@@ -167,7 +171,7 @@ def resolve(
         )
     by_name = not isinstance(config.strategy, Strategy)
     strategy = STRATEGIES[config.strategy]() if isinstance(config.strategy, str) else config.strategy
-    options = {name: value for name, value in overrides.items() if name not in shared}
+    options = {name: value for name, value in overrides.items() if name not in _SHARED}
     known: set[str] = {f.name for f in dataclasses.fields(strategy)} if dataclasses.is_dataclass(strategy) else set()
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -177,10 +181,10 @@ def resolve(
         raise ConfigError(
             f"unknown argument {', '.join(unknown)} for strategy {strategy.name!r}, which has "
             f"{'the options ' + ', '.join(sorted(known)) if known else 'no options'}; "
-            f"decode knows: {', '.join(sorted(shared))}.{hint}"
+            f"decode knows: {', '.join(sorted(_SHARED))}.{hint}"
         )
     if by_name:  # an object says all of it; and what is recommended for one rule may not exist in another
-        options = {name: value for name, value in recommended.items() if name in known - shared} | options
+        options = {name: value for name, value in recommended.items() if name in known - _SHARED} | options
     if options:
         strategy = dataclasses.replace(strategy, **options)  # type: ignore[type-var]
     if strategy.whole_canvas and not says_block and not config.infill and not block_causal:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,13 +53,13 @@ class _Commits:
 
     @classmethod
     def of(cls, decision: Decision, stats: RowStatistics, deciding: Deciding) -> _Commits:
-        sample, slot, column = deciding.sample, deciding.slot, deciding.column
+        sample, column, flat = deciding.sample, deciding.column, stats.flat
         if decision.column is not None:
-            sample, slot = (decision.column >= 0).nonzero().T
-            column = decision.column[sample, slot]
+            there = decision.column >= 0
+            sample, column = there.nonzero()[:, 0], decision.column[there]
+            flat = functools.partial(torch.masked_select, mask=there)
         confidence = stats.prob1 if decision.confidence is None else decision.confidence
-        at = (sample, slot)
-        return cls(sample, column, decision.token[at], decision.reason[at].to(torch.int32), confidence[at])
+        return cls(sample, column, flat(decision.token), flat(decision.reason).to(torch.int32), flat(confidence))
 
 
 class Loop:
@@ -74,7 +75,7 @@ class Loop:
         stream: Stream,
     ) -> None:
         self.canvas, self.config, self.strategy = canvas, config, strategy
-        self.observers, self.stream = observers, stream
+        self.observers, self.stream, self.switches = observers, stream, strategy.switches
         self.readout = Readout(canvas, backbone, config, strategy.eta)
         batch, device = len(canvas.sample), canvas.device
         self.state = strategy.start(canvas)
@@ -108,7 +109,7 @@ class Loop:
         made = _Commits.of(decision, stats, deciding)
         if self.config.free_first_token:
             made.reason = self._with_free_tokens(made)
-        foreign = (made.reason > 0) & ((made.token < 0) | (made.token >= readout.width))
+        foreign = (made.reason > 0) & (made.token != made.token.clamp(0, readout.width - 1))
         canvas.commit(made.sample, made.column, made.token, made.reason, made.confidence, self.now)
         if CANDIDATES in strategy.needs:
             self._remember(deciding, top)
@@ -117,17 +118,19 @@ class Loop:
 
         # The one thing that the host reads in a step.
         batch, before = len(canvas.sample), self.ahead.counts
-        wrong = torch.stack([torch.cat([bad, *(flags for flags, *_ in forward.bad)]).any(), foreign.any()])
-        *table, any_bad, any_foreign = torch.cat([canvas.masks_and_eos().flatten(), self._sizes(), wrong]).tolist()
-        left, eos, remaining, counts, copies = (table[i * batch : (i + 1) * batch] for i in range(5))
-        if any_bad:
+        wrong = [flags.any()[None] for flags in (foreign, bad, *(flags for flags, *_ in forward.bad))]
+        table = torch.cat([*wrong, canvas.masks_and_eos().flatten(), *self._sizes()]).tolist()
+        any_foreign, *any_bad = table[: len(wrong)]
+        left, eos, remaining, *sizes = (table[i : i + batch] for i in range(len(wrong), len(table), batch))
+        if any(any_bad):
             readout.report_bad(bad, view, deciding, forward)
         if any_foreign:
             raise LeapError(f"strategy {strategy.name!r} committed a token outside the vocabulary of {readout.width}.")
         if self.observers:
             self._tell_observers(made, before)
         self._check_progress(left)
-        canvas.left, self.ahead.counts, self.ahead.copies = left, counts, copies
+        canvas.left = left
+        self.ahead.counts, self.ahead.copies = sizes or ([0] * batch, [0] * batch)
         canvas.forwards = [n + 1 for n in canvas.forwards]
         self._end_blocks(eos, remaining, forward)
         if self.stream:
@@ -137,7 +140,7 @@ class Loop:
         """The coming forward's rows: what the cache has recomputed, and what the strategy appended."""
         canvas, ahead = self.canvas, self.ahead
         rows, computed = self.cache.rows(canvas, self.now)
-        rows.switches, rows.backend, rows.window = self.strategy.switches, self.config.backend, canvas.spec.window
+        rows.switches, rows.backend, rows.window = self.switches, self.config.backend, canvas.spec.window
         most = max(ahead.counts)
         if ahead.rows is not None and most:
             # As many as needed on a CPU; a multiple of 32 on a GPU, so that shapes repeat.
@@ -183,12 +186,10 @@ class Loop:
         self.memory.forget()
         self.memory.store(deciding.sample, deciding.column - canvas.prompt, top)
 
-    def _sizes(self) -> Tensor:
-        """(2 B,): appended rows of each sample, then copies of each."""
+    def _sizes(self) -> list[Tensor]:
+        """(B,) appended rows of each sample, and copies of each; nothing where none are appended."""
         rows = self.ahead.rows
-        if rows is None:
-            return torch.zeros(2 * len(self.canvas.sample), dtype=torch.int64, device=self.canvas.device)
-        return torch.cat([rows.count.long(), (rows.copy_row >= 0).sum(1)])
+        return [] if rows is None else [rows.count.long(), (rows.copy_row >= 0).sum(1)]
 
     def _check_progress(self, left: list[int]) -> None:
         """Refuse to go round in circles."""
@@ -218,8 +219,9 @@ class Loop:
         if moved and self.strategy.appends:
             # A new block has candidates of its own: superpose again. Only here the host reads a second time.
             self.ahead.rows = self.strategy.superpose(self._view(max(canvas.left)), self.state)
-            sizes, batch = self._sizes().tolist(), len(canvas.sample)
-            self.ahead.counts, self.ahead.copies = sizes[:batch], sizes[batch:]
+            none = [0] * len(canvas.sample)
+            sizes = self._sizes()
+            self.ahead.counts, self.ahead.copies = torch.stack(sizes).tolist() if sizes else (none, none)
 
     def _look_into(self, samples: list[int], forward: Forward) -> None:
         """Read what the forward just made predicts for the blocks these samples are entering, if the rule needs it."""

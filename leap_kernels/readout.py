@@ -17,7 +17,8 @@ from .config import DecodeConfig
 from .errors import BadLogitsError, ModelError, expected
 from .likely import keep_likely
 from .models.backbone import Backbone
-from .ops import TopEta, sample_rows, top_eta
+from .ops import TopEta, max_candidates, sample_rows
+from .ops.candidates.api import unchecked_top_eta
 from .rows import Rows
 from .statistics import Forward, RowStatistics
 from .strategies import View
@@ -31,8 +32,8 @@ class Deciding:
 
     sample: Tensor
     """(n,) which sample of the batch."""
-    slot: Tensor
-    """(n,) which of its targets."""
+    place: Tensor
+    """(n,) index into the flattened (B, T) targets."""
     column: Tensor
     """(n,) the target's canvas column."""
     has_copy: Tensor
@@ -44,15 +45,19 @@ class Deciding:
     def of(cls, targets: Tensor, rows: Rows, left: list[int], copies: list[int]) -> Deciding:
         """The targets without the padding of ragged batches. The host knows how many (`left`, `copies`: of each
         sample), so nothing waits for a GPU."""
-        width = targets.shape[1]
-        flat = torch.nonzero_static((targets >= 0).flatten(), size=sum(left))[:, 0]
-        sample = torch.div(flat, width, rounding_mode="floor")
-        slot, column = flat - sample * width, targets.flatten()[flat].long()
+        n, column = sum(left), targets.flatten().long()
+        if n == targets.numel():
+            place = torch.arange(n, device=targets.device)
+        else:
+            place = torch.nonzero_static(column >= 0, size=n)[:, 0]
+            column = column[place]
+        sample = torch.div(place, targets.shape[1], rounding_mode="floor")
         if rows.copy_row is None:
-            return cls(sample, slot, column, flat[:0], flat[:0])
-        copy_row = rows.copy_row[sample, slot]
+            return cls(sample, place, column, place[:0], place[:0])
+        # Wider than the targets where a commit came between.
+        copy_row = rows.copy_row[sample, place - sample * targets.shape[1]]
         has_copy = torch.nonzero_static(copy_row >= 0, size=sum(copies))[:, 0]
-        return cls(sample, slot, column, has_copy, rows.base + copy_row[has_copy])
+        return cls(sample, place, column, has_copy, rows.base + copy_row[has_copy])
 
 
 class Readout:
@@ -66,6 +71,8 @@ class Readout:
         self.seeds = torch.tensor(seeds, dtype=torch.int64, device=canvas.device)
         self.width = 0
         """Of the logits, known from the first forward on."""
+        self.most = 0
+        """Candidates that a row can have at most, known then too."""
         self.now = 0
         """The latest forward."""
         self.seconds = {"body": 0.0, "head": 0.0}
@@ -82,25 +89,27 @@ class Readout:
 
         Returns what a strategy decides on, `top_eta` of the targets, and of every row whether it decides nothing.
         """
-        sample, column, n = deciding.sample, deciding.column, len(deciding.sample)
-        at = (
-            torch.cat([sample, sample[deciding.has_copy]]),
-            torch.cat([forward.row(sample, column), deciding.copy_row]),
-        )
-        logits = self._head(forward.hidden[at])
+        sample, column, place, n = deciding.sample, deciding.column, deciding.place, len(deciding.sample)
+        of, row = sample, forward.row(sample, column)
+        if len(deciding.copy_row):
+            of, row = torch.cat([of, sample[deciding.has_copy]]), torch.cat([row, deciding.copy_row])
+        logits = self._head(forward.hidden[of, row])
         if not self.width:
-            self._check_width(logits.shape[1])
+            self._learn_width(logits.shape[1])
         top = self.top_eta(logits)
-        base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
-        predicted = self._drawn(logits[:n], base, sample, column)
+        base, copies = top, None
+        if len(logits) > n:
+            base, copy = TopEta(*(t[:n] for t in top)), TopEta(*(t[n:] for t in top))
+            copies, logits = (copy, place[deciding.has_copy]), logits[:n]
+        predicted = self._drawn(logits, base, sample, column)
         shape = (view.targets.shape[0], view.targets.shape[1])
-        place = sample * shape[1] + deciding.slot
-        stats = RowStatistics.of_rows(place, shape, predicted, copy, place[deciding.has_copy], logits[:n], forward)
-        return stats, base, ~top.lse.isfinite()
+        stats = RowStatistics.of_rows(place, shape, predicted, copies, logits, forward)
+        return stats, base, top.top1 < 0
 
     def top_eta(self, logits: Tensor) -> TopEta:
         """With the strategy's eta, never of a suppressed token."""
-        return top_eta(logits, self.eta, suppress=self.suppress, backend=self.config.backend)
+        every = torch.arange(len(logits), device=logits.device)
+        return unchecked_top_eta(logits, every, self.eta, self.most, self.suppress, self.config.backend)
 
     def report_bad(self, bad: Tensor, view: View, deciding: Deciding, forward: Forward) -> None:
         """Raise with the first row whose logits decide nothing."""
@@ -155,9 +164,9 @@ class Readout:
             column = column - (self.canvas.pos[sample, column] > 0).long()
         return rows.row_of(sample, column)
 
-    def _check_width(self, width: int) -> None:
-        """What a callable's vocabulary is shows in its first logits only."""
-        self.width, spec = width, self.canvas.spec
+    def _learn_width(self, width: int) -> None:
+        """What a callable's vocabulary is shows in its first logits only; ModelError where ids are not in it."""
+        self.width, self.most, spec = width, max_candidates(self.eta, width), self.canvas.spec
         named = {"mask_token_id": (spec.mask_token_id,), "eos_token_ids": spec.eos_token_ids}
         named |= {"suppress_tokens": tuple(self.config.suppress_tokens)}
         for name, ids in named.items():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,8 @@ from .ops.attention.reference import visible
 from .store import Stored
 
 __all__ = ["Rows"]
+
+DEFAULT_SWITCHES = Switches()
 
 
 @dataclass(eq=False)
@@ -39,7 +41,7 @@ class Rows:
     block_causal: int = 0
     window: int = 0
     """In layers with a sliding window, see positions closer than this; 0 when the model has no such layers."""
-    switches: Switches = field(default_factory=Switches)
+    switches: Switches = DEFAULT_SWITCHES
     backend: str = "auto"
     column: Tensor | None = None
     """(B, base) int64: canvas column of each base row, rising, -1 on padding; None where row j is column j."""
@@ -191,7 +193,7 @@ class Rows:
         if bool((masked & (rows.kind == PADDING)).any()):
             raise InputError("masked marks positions that attention_mask calls padding. Mask tokens only.")
         rows.targets, rows.backend = targets, backend
-        rows.switches = switches or Switches()
+        rows.switches = switches or DEFAULT_SWITCHES
         extra = superpose(
             ids, rows.pos, targets, cand_ids, counts, mask_id=spec.mask_token_id, shift=spec.shift, backend=backend
         )

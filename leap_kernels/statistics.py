@@ -42,7 +42,7 @@ class Forward:
     def predict(self, logits: Tensor, sample: Tensor, column: Tensor) -> TopEta:
         """Predictions and statistics of (n, V) logits for n columns; drawn tokens with temperature, as everywhere."""
         top = top_eta(logits, 1.0, suppress=self.suppress, backend=self.backend)
-        self.bad.append((~top.lse.isfinite(), sample, column))
+        self.bad.append((top.top1 < 0, sample, column))
         return self.drawn(logits, top, sample, column)
 
 
@@ -78,19 +78,23 @@ class RowStatistics:
         place: Tensor,
         shape: tuple[int, int],
         base: TopEta,
-        copy: TopEta,
-        copy_place: Tensor,
+        copies: tuple[TopEta, Tensor] | None,
         logits: Tensor,
         forward: Forward,
     ) -> RowStatistics:
         """From one entry a row to (B, T): row j of `base` belongs to flat place `place[j]`, likewise for copies."""
+        if copies is None:
+            copy_top1, copy_prob1 = place.new_full(shape, -1), base.prob1.new_zeros(shape)
+        else:
+            copy, at = copies
+            copy_top1, copy_prob1 = _spread(copy.top1, at, shape, -1), _spread(copy.prob1, at, shape, 0)
         return cls(
             top1=_spread(base.top1, place, shape, -1),
             prob1=_spread(base.prob1, place, shape, 0),
             entropy=_spread(base.entropy, place, shape, 0),
             gap=_spread(base.gap, place, shape, 0),
-            copy_top1=_spread(copy.top1, copy_place, shape, -1),
-            copy_prob1=_spread(copy.prob1, copy_place, shape, 0),
+            copy_top1=copy_top1,
+            copy_prob1=copy_prob1,
             logits=logits,
             place=place,
             forward=forward,
@@ -102,7 +106,8 @@ class RowStatistics:
 
     def flat(self, values: Tensor) -> Tensor:
         """(B, T) -> (n,), the values of the rows of `logits`."""
-        return values.flatten()[self.place]
+        values = values.flatten()
+        return values if len(self.place) == len(values) else values[self.place]
 
     @property
     def sample(self) -> Tensor:

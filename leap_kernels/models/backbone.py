@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import weakref
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attention import NAME, register
 from ..errors import ModelError, expected
+from ..ops.validation import FLOATS, dtype_in
 from ..rows import Rows
 from .esm import base_scaled_embeddings
 from .registry import REGISTRY
@@ -89,7 +91,7 @@ class TransformersBackbone:
         self.stores = not self._masked_lm  # ESM's embeddings depend on every row, for one
         if self._body is model or (model.get_output_embeddings() is None and not self._masked_lm):
             raise ModelError(f"{name} has no language-model head. Load the class that has one (...ForCausalLM).")
-        if "position_ids" not in inspect.signature(self._body.forward).parameters:
+        if "position_ids" not in _arguments(type(self._body).forward):
             raise ModelError(
                 f"{name} takes no position_ids, so lookahead rows cannot stand where they belong. Pass a callable "
                 'f(input_ids, attention_mask=) -> logits around it, and strategy="threshold" or "full".'
@@ -108,6 +110,10 @@ class TransformersBackbone:
                     f"{name} computes its logits with {what}, which calling the head alone would leave out. Pass a "
                     "callable f(input_ids, position_ids=, attention_mask=) -> logits around the model."
                 )
+        self._scales_embeddings = hasattr(getattr(self._body, "embeddings", None), "token_dropout")  # ESM
+        # The attention backend does not read this mask. But transformers returns a 4-D one as it is, where it would
+        # otherwise (5.0) look at the positions on the host and build a causal one.
+        self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=model.device)
         if not model._can_set_attn_implementation():
             raise ModelError(
                 f"{name} does not use transformers' attention interface, so its masks cannot be set. "
@@ -149,17 +155,14 @@ class TransformersBackbone:
             self._lock.release()
 
     def body(self, rows: Rows) -> Tensor:
-        # The attention backend does not read this mask. But transformers returns a 4-D one as it is, where it would
-        # otherwise (5.0) look at the positions on the host and build a causal one.
-        no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=rows.pos.device)
         inputs = {"input_ids": rows.token, "position_ids": rows.pos}
         if self._masked_lm:  # learned positions are looked up
             inputs["position_ids"] = rows.pos.long()
-        if hasattr(getattr(self._body, "embeddings", None), "token_dropout"):  # ESM
+        if self._scales_embeddings:
             inputs["inputs_embeds"] = base_scaled_embeddings(self._body, inputs.pop("input_ids"), rows)
         hidden: Tensor = self._body(
             **inputs,
-            attention_mask=no_mask,
+            attention_mask=self._no_mask,
             use_cache=False,
             is_causal=False,
             leap=rows,
@@ -223,10 +226,17 @@ class FunctionBackbone:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             wanted = f"a tensor of shape ({rows.token.shape[0]}, {rows.token.shape[1]}, V)"
             raise ModelError(expected("the model's logits", wanted, got))
+        dtype_in("the model's logits", logits, FLOATS)
         return logits
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of its arguments; looking is slow, and every `decode` asks."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 _LOGIT_SETTINGS = ("logits_scaling", "logit_scale", "final_logit_softcapping")

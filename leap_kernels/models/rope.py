@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,9 +15,20 @@ from ..errors import ModelError
 __all__ = ["keep_float32", "repair_frequencies"]
 
 
-def _rotary_modules(model: nn.Module) -> Iterator[Any]:
-    # Not getattr: a module's takes long to say no, and every `decode` asks all modules.
-    return (m for m in model.modules() if isinstance(m._buffers.get("inv_freq", vars(m).get("inv_freq")), Tensor))
+def _modules(model: nn.Module) -> list[Any]:
+    """Every module once. `model.modules()` spells out names too, which takes ten times as long; each `decode` asks."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    for module in waiting:  # grows as it goes
+        if module is not None and module not in found:
+            found[module] = None
+            waiting.extend(module._modules.values())
+    return list(found)
+
+
+def _rotary_modules(model: nn.Module) -> list[Any]:
+    # Not getattr: a module's takes long to say no.
+    return [m for m in _modules(model) if isinstance(m._buffers.get("inv_freq", vars(m).get("inv_freq")), Tensor)]
 
 
 def keep_float32(model: nn.Module) -> list[Any]:
@@ -43,7 +53,7 @@ def _float32_tables(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor,
 
 def repair_frequencies(model: nn.Module) -> None:
     """`model.to(bfloat16)` rounds the rotary frequencies too: recompute them from the config, with one warning."""
-    for module in model.modules():
+    for module in _modules(model):
         rounded = [  # one table, or one for each kind of layer (ModernBERT)
             (name, value)
             for name, value in module._buffers.items()
@@ -74,9 +84,11 @@ def refuse_broken_rope(model: nn.Module) -> None:
         kind = rope.get("rope_type") or getattr(module, "rope_type", "default")
         if theta is None or kind != "default":
             continue
-        formula = float(theta) ** -(torch.arange(len(table), dtype=torch.float64) / len(table))
-        # A table in bfloat16 has 8 bits; what is not initialised is off by orders of magnitude.
-        if not torch.allclose(table.double().cpu(), formula, rtol=0.02):
+        # A table in bfloat16 has 8 bits; what is not initialised is off by orders of magnitude. In plain Python: a
+        # hundred numbers, of which every `decode` asks.
+        values = table.tolist()
+        formula = [float(theta) ** -(i / len(values)) for i in range(len(values))]
+        if not all(abs(value - wanted) <= 0.02 * wanted for value, wanted in zip(values, formula, strict=True)):
             raise ModelError(
                 f"{type(model).__name__}'s RoPE table does not match rope_theta (known under transformers 5): its "
                 "logits would be wrong. Use leap_kernels.load(path), or call model.reset_rope_parameters() first."

@@ -16,5 +16,5 @@ def row_sums(x: Tensor) -> Tensor:
     torch divides one long row, but not several, among its threads and then rounds differently.
     """
     whole = x.shape[1] // PART * PART
-    sums: Tensor = x[:, :whole].unflatten(1, (-1, PART)).sum(-1).sum(-1)
+    sums = x[:, :whole].reshape(x.shape[0], whole // PART, PART).sum(-1).sum(-1)
     return sums if whole == x.shape[1] else sums.add(x[:, whole:].sum(-1))

@@ -47,6 +47,8 @@ def dtype_in(name: str, value: Tensor, allowed: Iterable[torch.dtype]) -> None:
 
 def shape_is(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
     """Refuse `value` unless its shape matches; a string stands for any size and names it in the message."""
+    if value.shape == shape:
+        return
     fits = value.dim() == len(shape) and all(
         isinstance(want, str) or want == got for want, got in zip(shape, value.shape, strict=True)
     )
@@ -119,7 +121,8 @@ def in_range(name: str, ids: Tensor | None, low: int, high: int) -> None:
     """
     if ids is None or ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
         return
-    least, most = (int(t) for t in torch.aminmax(ids))
+    values = ids.flatten().tolist()  # there are few: rows of logits, or suppressed tokens
+    least, most = min(values), max(values)
     if least < low or most >= high:
         raise InputError(expected(name, f"in [{low}, {high})", f"values from {least} to {most}"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import validation
 from ..backends import dispatch
 
-__all__ = ["TopEta", "max_candidates", "top_eta"]
+__all__ = ["TopEta", "max_candidates", "top_eta", "unchecked_top_eta"]
 
 MIN_ETA = 1 / 64
 KERNEL_MAX_K = 16
@@ -93,13 +93,20 @@ def top_eta(
         validation.dtype_in("rows", rows, validation.INTEGERS)
         validation.shape_is("rows", rows, ("R",))
     suppress = validation.token_ids("suppress", suppress, logits.device)
-    device = validation.one_device(logits=logits, rows=rows, suppress=suppress)
+    validation.one_device(logits=logits, rows=rows, suppress=suppress)
     validation.no_gradients(logits=logits)
     if not every:
         validation.in_range("rows", rows, 0, logits.shape[0])
     validation.in_range("suppress", suppress, 0, logits.shape[1])
-    args = (logits, rows.long(), eta, k, suppress)
-    return TopEta(*dispatch("top_eta", "candidates", backend, device, args, limit=_kernel_limit(logits.dtype, k)))
+    return unchecked_top_eta(logits, rows.long(), eta, k, suppress, backend)
+
+
+def unchecked_top_eta(
+    logits: Tensor, rows: Tensor, eta: float, k: int, suppress: Tensor | None, backend: str
+) -> TopEta:
+    """`top_eta` for the decode loop, which asks in every forward and knows what it asks for; k = `max_candidates`."""
+    args, limit = (logits, rows, eta, k, suppress), _kernel_limit(logits.dtype, k)
+    return TopEta(*dispatch("top_eta", "candidates", backend, logits.device, args, limit=limit))
 
 
 def _kernel_limit(dtype: torch.dtype, k: int) -> str:

@@ -32,27 +32,29 @@ def top_eta(
         x.index_fill_(1, suppress, -INF)
     values, ids = _largest(x, max(k, 2))
     top, top1 = values[:, 0], ids[:, 0]
-    good = top.isfinite()
     below = x.sub_(top[:, None])
     e = below.exp()
     total = row_sums(e)
+    bad = total.isnan()  # as x - m is where x is NaN, where m is +inf, and where all are -inf
+    log_total = total.log()
     # 0 ln 0 = 0: exp is 0 in float32 from -104 down, where `below` may be -inf.
-    entropy = total.log() - row_sums(below.clamp_(min=-200.0).mul_(e)) / total
+    entropy = log_total - row_sums(below.clamp_(min=-200.0).mul_(e)) / total
     gap = values[:, 0] - values[:, 1] if x.shape[1] > 1 else torch.full_like(top, INF)
     ids = ids[:, :k]
     probs = e.gather(1, ids) / total[:, None]
-    keep = (probs >= eta) & good[:, None]
+    keep = probs >= eta
+    drop = ~keep
 
-    nan = float("nan")
+    # What is computed from `total` is NaN on bad rows by itself.
     return (
-        ids.masked_fill(~keep, -1),
-        probs.masked_fill(~keep, 0.0),
+        ids.masked_fill(drop, -1),
+        probs.masked_fill(drop, 0.0),
         keep.sum(-1, dtype=torch.int32),
-        top1.masked_fill(~good, -1),
-        (1 / total).masked_fill(~good, nan),
-        torch.where(good, top + total.log(), top),
-        entropy.clamp(min=0).masked_fill(~good, nan),  # rounding may put a certain row just below 0
-        gap.masked_fill(~good, nan),
+        top1.masked_fill(bad, -1),
+        total.reciprocal(),
+        torch.where(bad, top, top + log_total),
+        entropy.clamp(min=0),  # rounding may put a certain row just below 0
+        gap.masked_fill(bad, float("nan")),
     )
 
 
@@ -60,7 +62,7 @@ def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest values of each row and their ids, equal values by rising id."""
     k, size = min(k, x.shape[1]), x.shape[1]
     values, ids = x.topk(min(k + 1, size), -1)
-    if bool((values[:, 1:] < values[:, :-1]).all()):  # no two are equal: their order leaves no choice
+    if bool(values.diff().all()):  # no two are equal (infinities aside, which are never listed): there is no choice
         return values[:, :k], ids[:, :k]
     if k < size:
         # torch.topk takes any of equal values: where the k-th equals the next, only a stable sort knows the right ones.

@@ -77,7 +77,7 @@ def check_consistency(
         *([("base_accept", base_accept, torch.bool)] if base_accept is not None else []),
     ):
         validation.dtype_in(name, t, (dtype,))
-        validation.shape_is(name, t, tuple(targets.shape))
+        validation.shape_is(name, t, targets.shape)
     for name, value in (("phi", phi), ("tau", tau), ("kappa", kappa)):
         validation.number(name, value, 0, 1, "in [0, 1]")
     validation.flag("keep_confident", keep_confident)

@@ -30,18 +30,17 @@ def check_consistency(
     Reasons rank confident (1) before converged (2) before forced (3); 0 is not accepted. NaN accepts nothing by
     itself. The thresholds are rounded to float32 before comparing.
     """
-    phi, tau, kappa = torch.tensor([phi, tau, kappa], dtype=torch.float32, device=prob1.device)
+    # torch rounds a Python number to the dtype of the tensor that it is compared with.
     valid = targets >= 0
     evidence = valid & (copy_top1 >= 0)
     confident = valid & (prob1 > phi if base_accept is None else base_accept)
     if not keep_confident:
         confident = confident & ~evidence.any(1, keepdim=True)
     converged = evidence & (copy_top1 == top1) & (prob1 >= tau) & (copy_prob1 >= kappa)
-    reason = torch.where(confident, 1, torch.where(converged, 2, 0)).to(torch.int32)
-
-    nothing = (reason == 0).all(1, keepdim=True) & valid
-    rank = prob1.nan_to_num(nan=-1.0).masked_fill(~valid, -2.0)
-    if rank.shape[1]:
-        best = torch.zeros_like(valid).scatter_(1, rank.argmax(1, keepdim=True), True)
-        reason = reason.masked_fill(best & nothing, 3)
+    reason = (2 * converged.int()).masked_fill(confident, 1)
+    if targets.shape[1]:
+        rank = prob1.nan_to_num(nan=-1.0).masked_fill(~valid, -2.0)
+        best = torch.arange(targets.shape[1], device=targets.device) == rank.argmax(1, keepdim=True)
+        nothing = ~(reason > 0).any(1, keepdim=True)
+        reason = reason.masked_fill(best & nothing & valid, 3)
     return reason, (valid & (reason == 0)).sum(1, dtype=torch.int32)
