@@ -20,12 +20,13 @@ def test_tested_releases_say_nothing(version):
 
 @pytest.mark.parametrize("version", ["6.0.0.dev0", "5.999.1"])
 def test_newer_releases_warn_once(version):
+    oldest, newest = load.TESTED_TRANSFORMERS
     load._warn_untested.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             load._warn_untested(version)
     assert [str(w.message).split(";")[0] for w in caught] == [
-        f"transformers {version} is newer than what leap_kernels is tested with (5.0 to 5.24)"
+        f"transformers {version} is newer than what leap_kernels is tested with ({oldest} to {newest})"
     ]
     load._warn_untested.cache_clear()

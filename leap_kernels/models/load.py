@@ -24,7 +24,7 @@ from .spec import ModelSpec
 
 __all__ = ["TINY", "load", "load_tokenizer"]
 
-TESTED_TRANSFORMERS = ("5.0", "5.24")  # oldest and newest release that the tests have run with
+TESTED_TRANSFORMERS = ("5.0", "5.25")  # oldest and newest release that the tests have run with
 
 TINY = Path(__file__).parent / "tiny"  # the bundled model, named "tiny"
 
